@@ -1,0 +1,19 @@
+"""What this machine has: the only part that asks torch, driver and environment about hardware."""
+
+from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends.generic import PLUGINS
+from devicekit._backends.machine import Machine, current_machine, known_accelerators, pretend
+from devicekit._backends.memory import parse_size
+from devicekit._backends.visibility import VARIABLES
+
+__all__ = [
+    "PLUGINS",
+    "VARIABLES",
+    "Accelerator",
+    "DeviceInfo",
+    "Machine",
+    "current_machine",
+    "known_accelerators",
+    "parse_size",
+    "pretend",
+]

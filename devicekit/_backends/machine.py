@@ -1,0 +1,107 @@
+"""What a machine is to devicekit, and the seam at which another one can be put in its place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+
+from devicekit._backends import cuda, generic, host
+from devicekit._backends.facts import Accelerator, DeviceInfo
+
+__all__ = ["Machine", "current_machine", "known_accelerators", "pretend"]
+
+
+def known_accelerators() -> tuple[str, ...]:
+    """Return every accelerator type that torch can spell, CUDA first and a plugin's last."""
+    return ("cuda", *generic.known_types())
+
+
+class Machine:
+    """This machine, as torch, the driver and the environment describe it when they are asked.
+
+    Nothing is read before it is asked for, and nothing read is kept.
+
+    Attributes:
+        environ: The environment variables that devicekit goes by; only ever read.
+        decisions: What `auto()` has decided here, so that it answers the same for the whole
+            process.
+    """
+
+    def __init__(self) -> None:
+        self.environ: Mapping[str, str] = os.environ
+        self.decisions: dict[object, Any] = {}
+
+    def accelerator_types(self) -> tuple[str, ...]:
+        """Return the accelerator types that this build of torch can use, torch's own choice first.
+
+        Does not initialise any device.
+        """
+        current = torch.accelerator.current_accelerator()
+        found = dict.fromkeys([current.type] if current is not None else [])
+        found |= dict.fromkeys(["cuda"] if cuda.is_built() else [])
+        found |= dict.fromkeys(t for t in generic.known_types() if generic.is_built(t))
+        return tuple(found)
+
+    def accelerator(self, device_type: str) -> Accelerator:
+        """Return the accelerators of one type, usable or not.
+
+        Starts no runtime where NVIDIA's management library answers. Where only torch's runtime can
+        tell (no `pynvml` and no `nvidia-smi`, ROCm, XPU and other types, GPUs of different models
+        whose numbering only CUDA knows), it is asked, which makes a later `fork` unable to use the
+        device. It makes no context on any device.
+        """
+        if device_type == "cuda":
+            return cuda.read(self.environ)
+        return generic.read(device_type, self.environ)
+
+    def count(self, device_type: str) -> int:
+        """Return how many devices of a type torch counts now; they need not all be usable."""
+        if device_type == "cuda":
+            return cuda.count()[0]
+        return generic.count(device_type)[0]
+
+    def cpu(self) -> DeviceInfo:
+        """Return what there is to know about the CPU."""
+        return host.read()
+
+    def settled_count(self, device_type: str) -> int:
+        """Return how many devices of a type there are, once that cannot change any more.
+
+        Zero before its runtime is started: until then the visibility variables may still change.
+        """
+        module = getattr(torch, device_type, None)
+        is_initialized = getattr(module, "is_initialized", None)
+        if module is None or (is_initialized is not None and not is_initialized()):
+            return 0
+        return int(module.device_count())
+
+    def current_index(self, device_type: str) -> int:
+        """Return the index that a device without one means in this thread; starts nothing."""
+        current = getattr(getattr(torch, device_type, None), "current_device", None)
+        if current is None or not self.settled_count(device_type):
+            return 0
+        return int(current())
+
+
+_REAL = Machine()
+_PRETENDED: ContextVar[Machine | None] = ContextVar("devicekit_machine", default=None)
+
+
+def current_machine() -> Machine:
+    """Return the machine to go by: the real one, or the one that `pretend` has put in its place."""
+    return _PRETENDED.get() or _REAL
+
+
+@contextmanager
+def pretend(machine: Machine) -> Iterator[Machine]:
+    """Put another machine in the place of the real one, in this thread or task, in the block."""
+    token = _PRETENDED.set(machine)
+    try:
+        yield machine
+    finally:
+        _PRETENDED.reset(token)

@@ -1,0 +1,44 @@
+"""Amounts of memory as people write them."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["parse_size"]
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{infix}B": base**power
+    for infix, base in (("i", 1024), ("", 1000))
+    for power, prefix in enumerate("KMGT", start=1)
+}
+
+
+def parse_size(size: int | str | None) -> int:
+    """Return a number of bytes, given as one or as a text such as `"8GiB"`; None is 0.
+
+    Raises:
+        ValueError: It is not a size.
+
+    Examples:
+        >>> parse_size("8GiB"), parse_size("1.5 GB"), parse_size(None)
+        (8589934592, 1500000000, 0)
+    """
+    if size is None:
+        return 0
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    match = (
+        re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        if isinstance(size, str)
+        else None
+    )
+    unit = match and {name.lower(): factor for name, factor in _UNITS.items()}.get(
+        match.group(2).lower()
+    )
+    if match is None or unit is None:
+        msg = (
+            f"{size!r} is not an amount of memory: expected a number of bytes, "
+            f"or a text such as '8GiB' or '500MB'."
+        )
+        raise ValueError(msg)
+    return int(float(match.group(1)) * unit)

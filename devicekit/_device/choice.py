@@ -1,0 +1,139 @@
+"""The automatic choice: which of the usable devices this process should work on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from devicekit._backends import Accelerator, DeviceInfo, Machine
+from devicekit._types import Reason
+from devicekit.errors import DeviceUnavailableError, InvalidDeviceError
+
+__all__ = ["LAUNCHER_VARIABLES", "Choice", "choose"]
+
+LAUNCHER_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
+"""Where torchrun, SLURM and Open MPI say which process of its machine this is."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `auto()` decided.
+
+    Attributes:
+        device: The device.
+        reason: Why this one, as half a sentence.
+        passed_over: What stood before it and was not taken, with the reason.
+    """
+
+    device: torch.device
+    reason: str
+    passed_over: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        passed = f" (passed over: {'; '.join(self.passed_over)})" if self.passed_over else ""
+        return f"{self.device}: {self.reason}{passed}"
+
+
+def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
+    """Return the device of the first of `types` that has a usable one, else the CPU.
+
+    Args:
+        machine: The machine to choose on.
+        types: Accelerator types in the order in which they are tried.
+        min_free: Bytes that must be free; a device with less is passed over.
+
+    Raises:
+        InvalidDeviceError: A launcher's variable does not hold a rank.
+        DeviceUnavailableError: The launcher's rank has no device of its own.
+    """
+    rank = _local_rank(machine.environ)
+    passed: list[str] = []
+    for device_type in types:
+        if device_type == "cpu":
+            return Choice(torch.device("cpu"), "preferred", tuple(passed))
+        accelerator = machine.accelerator(device_type)
+        refused = dict(_refused(accelerator, min_free))
+        passed += [f"{name}, {why}" for name, why in refused.items()]
+        usable = [info for info in accelerator.devices if str(info.device) not in refused]
+        if not usable:
+            continue
+        if rank is not None:
+            return Choice(*_by_rank(*rank, accelerator, refused), tuple(passed))
+        return Choice(*_most_free(usable, accelerator), tuple(passed))
+    return Choice(torch.device("cpu"), "no usable accelerator", tuple(passed))
+
+
+def _refused(accelerator: Accelerator, min_free: int) -> Iterator[tuple[str, str]]:
+    """Yield what cannot be taken, the type as a whole or single devices, with the reason."""
+    if not accelerator.devices:
+        yield accelerator.type, accelerator.reason or "none visible"
+    for info in accelerator.devices:
+        if not info.usable:
+            yield str(info.device), info.reason or "driver failed"
+        elif info.free_memory is not None and info.free_memory < min_free:
+            yield str(info.device), f"{info.free_memory} bytes free of the {min_free} wanted"
+
+
+def _by_rank(
+    variable: str, rank: int, accelerator: Accelerator, refused: Mapping[str, str]
+) -> tuple[torch.device, str]:
+    """Return the device of this rank: the only one where each process is shown its own.
+
+    No other one will do: two ranks on one device, or one on the CPU, would slow down all of them.
+    """
+    seen = accelerator.devices
+    index = 0 if len(seen) == 1 else rank
+    wanted = f"{accelerator.type}:{index}"
+    if index < len(seen) and wanted not in refused:
+        alone = "the only visible device, " if len(seen) == 1 else ""
+        return seen[index].device, f"{alone}{variable}={rank}"
+    reason: Reason | None = "index out of range"
+    trouble = f"this process sees {len(seen)} {accelerator.type} devices, numbered from 0"
+    if index < len(seen):
+        reason, trouble = seen[index].reason, f"{wanted} cannot be used ({refused[wanted]})"
+    elif accelerator.visibility:
+        trouble += " ({}={!r})".format(*accelerator.visibility[0])
+    free = tuple(info.device for info in seen if str(info.device) not in refused)
+    msg = (
+        f"{variable} is {rank}, but {trouble}. Start at most {len(free)} processes on this machine."
+    )
+    raise DeviceUnavailableError(msg, requested=wanted, available=free, reason=reason)
+
+
+def _most_free(usable: Sequence[DeviceInfo], accelerator: Accelerator) -> tuple[torch.device, str]:
+    """Return the device this process is on already, else the one with the most free memory."""
+    for info in usable:
+        if info.device.index == accelerator.in_use:
+            return info.device, "this process already uses it"
+    if len(usable) == 1:
+        return usable[0].device, f"the only usable {accelerator.label} device"
+    known = [(info.free_memory, info) for info in usable if info.free_memory is not None]
+    if not known:
+        return usable[0].device, f"the current {accelerator.label} device; free memory is not known"
+    free, best = max(
+        known, key=lambda pair: pair[0]
+    )  # the first of equals, which has the lowest index
+    return (
+        best.device,
+        f"the most free memory of {len(usable)} {accelerator.label} devices ({free} bytes)",
+    )
+
+
+def _local_rank(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """Return the launcher's variable and the rank it holds, or None without a launcher."""
+    for variable in LAUNCHER_VARIABLES:
+        value = environ.get(variable)
+        if value is None:
+            continue
+        if not re.fullmatch(r"[0-9]{1,9}", value):
+            msg = (
+                f"The environment variable {variable} is {value!r}: expected the rank of this "
+                f"process on its machine, a whole number from 0 on. "
+                f"Unset it where no launcher is used."
+            )
+            raise InvalidDeviceError(msg)
+        return variable, int(value)
+    return None

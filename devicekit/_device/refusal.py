@@ -1,0 +1,94 @@
+"""The words for a device that is not here: the true cause, what there is, one thing to do."""
+
+from __future__ import annotations
+
+import torch
+
+from devicekit._backends import PLUGINS, Accelerator, DeviceInfo, Machine
+from devicekit._types import Reason
+from devicekit.errors import DeviceUnavailableError
+
+__all__ = ["unavailable"]
+
+
+def unavailable(
+    requested: str, index: int, accelerator: Accelerator, machine: Machine
+) -> DeviceUnavailableError:
+    """Return the error for a device that cannot be used here."""
+    reason, cause = _cause(index, accelerator)
+    here = _usable_devices(machine, accelerator)
+    names = ", ".join(f"{info.device} ({info.name})" for info in here)
+    message = (
+        f"{requested!r} is not available: {cause}. Here: {names}. {_remedy(reason, accelerator)}"
+    )
+    return DeviceUnavailableError(
+        message, requested=requested, available=tuple(info.device for info in here), reason=reason
+    )
+
+
+def _usable_devices(machine: Machine, known: Accelerator) -> list[DeviceInfo]:
+    """Return every device that can be used, the CPU last."""
+    found: list[DeviceInfo] = []
+    for device_type in machine.accelerator_types():
+        accelerator = known if device_type == known.type else machine.accelerator(device_type)
+        found += [info for info in accelerator.devices if info.usable]
+    return [*found, machine.cpu()]
+
+
+def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
+    """Return why the device with this index cannot be used, as a reason and in words."""
+    label, detail = accelerator.label, accelerator.detail
+    in_force = " and ".join(f"{name}={value!r}" for name, value in accelerator.visibility)
+    seen = len(accelerator.devices)
+    if index < seen:
+        info = accelerator.devices[index]
+        return info.reason or "driver failed", _cause_of_one(info, accelerator)
+    if seen:
+        count = f"this process sees {seen} {label} device{'s' if seen > 1 else ''}, numbered from 0"
+        if in_force and (accelerator.hidden is None or index < seen + accelerator.hidden):
+            return "hidden by a visibility variable", f"{count}, because of {in_force}"
+        return "index out of range", f"{count}{f' ({in_force})' if in_force else ''}"
+    reason = accelerator.reason or "none visible"
+    package = PLUGINS.get(accelerator.type, "")
+    words: dict[Reason, str] = {
+        "build without it": f"this build of torch ({torch.__version__}) has no {label}",
+        "plugin not installed": f"the plugin {package} is not imported",
+        "no driver": "this machine has no NVIDIA driver, or this process cannot reach it",
+        "driver too old": f"the driver is too old for this build of torch ({accelerator.runtime})",
+        "driver failed": f"{label} did not start",
+        "none visible": f"the driver sees no {label} device",
+        "hidden by a visibility variable": f"{in_force} leaves no {label} device visible",
+    }
+    return reason, words[reason] + (f" ({detail.rstrip('.')})" if detail else "")
+
+
+def _cause_of_one(info: DeviceInfo, accelerator: Accelerator) -> str:
+    if info.reason == "architecture not in this build":
+        has = (
+            f"compute capability {info.capability[0]}.{info.capability[1]}"
+            if info.capability
+            else "an architecture"
+        )
+        built = " ".join(accelerator.architectures)
+        return f"{info.name} has {has}, and this build of torch has kernels for {built} only"
+    return f"{accelerator.label} counts {info.name} and does not start"
+
+
+def _remedy(reason: Reason, accelerator: Accelerator) -> str:
+    variable = " and ".join(name for name, _ in accelerator.visibility)
+    remedies: dict[Reason, str] = {
+        "build without it": f"Install a build of torch with {accelerator.label}, "
+        "or call devicekit.auto().",
+        "plugin not installed": f"Install and import {PLUGINS.get(accelerator.type, 'it')} first.",
+        "no driver": "Install NVIDIA's driver (in a container: start it with its GPUs), "
+        "or call devicekit.auto().",
+        "driver too old": "Update the driver, or install a build of torch for an older CUDA.",
+        "driver failed": "Run 'python -m devicekit' for the diagnosis.",
+        "none visible": "Run 'python -m devicekit' for the diagnosis, or call devicekit.auto().",
+        "index out of range": f"Use an index below {len(accelerator.devices)}.",
+        "hidden by a visibility variable": f"Change {variable} before the program "
+        "starts, or unset it.",
+        "architecture not in this build": "Install a build of torch for this GPU, "
+        "or call devicekit.auto().",
+    }
+    return remedies.get(reason, "Call devicekit.auto().")

@@ -1,0 +1,119 @@
+"""Read where tensors live; never moves anything."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from devicekit._backends import current_machine
+from devicekit._tree import walk
+from devicekit.errors import NoDeviceError
+
+__all__ = ["device_of", "execution_device"]
+
+_D = TypeVar("_D")
+_NOTHING: Any = object()
+
+
+@overload
+def device_of(obj: object, /) -> torch.device: ...
+@overload
+def device_of(obj: object, default: _D, /) -> torch.device | _D: ...
+def device_of(obj: object, default: Any = _NOTHING, /) -> Any:
+    """Return the one device where the inputs of a model belong, or where data is.
+
+    What `next(model.parameters()).device` is written for, made total: of a model it is the
+    execution device that accelerate's hooks give it when it is offloaded or dispatched, else the
+    device of its first parameter, else of its first buffer, else of what a `DataParallel` replica
+    holds (pytorch#40457). Wrappers such as DDP and `torch.compile` are seen through. Of data it is
+    the device of the first tensor, of an optimizer that of its first parameter. Cheap enough for
+    loops: it looks no further than the first.
+
+    Args:
+        obj: A module, an optimizer, a tensor, or any structure that holds some.
+        default: What to return where there is no tensor, as in `next(iterator, default)`.
+
+    Raises:
+        NoDeviceError: There is no tensor, and no `default` was given.
+
+    Examples:
+        >>> import devicekit, torch
+        >>> devicekit.device_of(torch.nn.Linear(2, 2))
+        device(type='cpu')
+        >>> devicekit.device_of(torch.nn.ReLU(), None) is None
+        True
+    """
+    found = _device_of(obj)
+    if found is not None:
+        return found
+    if default is not _NOTHING:
+        return default
+    msg = (
+        f"{type(obj).__name__} holds no tensor, so it has no device. "
+        f"Pass what to return then: device_of(obj, None)."
+    )
+    raise NoDeviceError(msg)
+
+
+def _device_of(obj: object) -> torch.device | None:
+    if isinstance(obj, Tensor):
+        return obj.device
+    if isinstance(obj, nn.Module):
+        return execution_device(obj)
+    if isinstance(obj, Optimizer):
+        obj = [group["params"] for group in obj.param_groups]
+    for _, leaf in walk(obj, opaque=True):
+        found = leaf.device if isinstance(leaf, Tensor) else _device_of(leaf)
+        if found is not None:
+            return found
+    return None
+
+
+def execution_device(module: nn.Module) -> torch.device | None:
+    """Return where the inputs of a module belong, or None where it holds no tensor."""
+    return (
+        _by_hook_or_parameter(module)
+        or _first(module, "_buffers")
+        or _first(module, "_former_parameters")  # of a DataParallel replica
+    )
+
+
+def _by_hook_or_parameter(module: nn.Module) -> torch.device | None:
+    # Written without `parameters()`, whose generators cost more than moving a small batch.
+    hook = module.__dict__.get("_hf_hook")
+    if hook is not None:
+        declared = _declared(hook)
+        if declared is not None:
+            return declared
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            return parameter.device
+    for child in module._modules.values():
+        if child is not None:
+            found = _by_hook_or_parameter(child)
+            if found is not None:
+                return found
+    return None
+
+
+def _first(module: nn.Module, store: str) -> torch.device | None:
+    for child in module.modules():
+        for tensor in getattr(child, store, {}).values():
+            if tensor is not None:
+                return tensor.device  # type: ignore[no-any-return]
+    return None
+
+
+def _declared(hook: Any) -> torch.device | None:
+    """Return the execution device that one of accelerate's hooks declares."""
+    for part in getattr(hook, "hooks", (hook,)):
+        declared = getattr(part, "execution_device", None)
+        if declared is not None:
+            device = torch.device(declared)
+            if device.index is None and device.type not in ("cpu", "meta"):
+                device = torch.device(device.type, current_machine().current_index(device.type))
+            return torch.device("cpu") if device.type == "cpu" else device
+    return None

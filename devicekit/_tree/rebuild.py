@@ -1,0 +1,429 @@
+"""Rebuild a structure with its tensors replaced: the hot path of `move`.
+
+Two ways through a structure. `_walk` is the fast one: it recurses, compares each tensor's device
+in the loop, copies a container when its first part really changes, and keeps a memo only of what
+changed, so that a structure that is there already costs no allocation. `rebuild_tangled` is for
+what that cannot do: structures that hold themselves, that are nested deeper than Python recurses
+or that share so much that walking every path would not end, and calls that leave keys out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from devicekit._tree.kinds import (
+    STRUCTURE,
+    Attribute,
+    Kind,
+    all_in_dict,
+    has_state,
+    is_atom,
+    kind_of,
+    moves_itself,
+    registered,
+)
+from devicekit._tree.walk import holds_tensors
+from devicekit._types import Apply
+
+__all__ = ["Job", "LeafError", "forget_types", "rebuild"]
+
+Handler = Callable[[Any, "Job", int], Any]
+
+_MAX_DEPTH = 200  # levels that the fast way goes down; each takes two frames of Python's thousand
+_SHALLOW = 12  # levels within which containers are not counted
+_MAX_DEEP = 10_000  # containers below that, before sharing is suspected
+
+
+class LeafError(Exception):
+    """A leaf could not be moved; the cause says why."""
+
+    def __init__(self, leaf: object) -> None:
+        super().__init__()
+        self.leaf = leaf
+
+
+class _TangledError(Exception):
+    """The structure is not for the fast way."""
+
+
+class Job:
+    """One call of `rebuild`: where tensors go and how, and what was met on the way.
+
+    Attributes:
+        device: Tensors that are there stay as they are.
+        to_args: The arguments of `Tensor.to` for the others.
+        send: What sends a tensor where plain `Tensor.to` will not do, or None.
+        send_object: Sends an object with a `.to` of its own, a module or an optimizer; returns the
+            object to use.
+        skip: Keys and attribute names whose values stay as they are.
+        memo: What became of each object that changed, by its id.
+        kept: What must live as long as its id stands in the memo.
+        strangers: Objects that hold tensors and that nothing here knows how to rebuild.
+    """
+
+    __slots__ = (
+        "deep",
+        "device",
+        "kept",
+        "memo",
+        "send",
+        "send_object",
+        "skip",
+        "strangers",
+        "to_args",
+    )
+
+    def __init__(
+        self,
+        device: torch.device,
+        to_args: tuple[Any, ...],
+        send_object: Callable[[Any], Any],
+        send: Callable[[Tensor], Tensor] | None = None,
+        skip: Collection[str] = (),
+    ) -> None:
+        self.device = device
+        self.to_args = to_args
+        self.send = send
+        self.send_object = send_object
+        self.skip = skip
+        self.memo: dict[int, Any] = {}
+        self.strangers: list[Any] = []
+        self.kept: list[Any] = []
+        self.deep = 0
+
+
+def rebuild(x: Any, job: Job) -> Any:
+    """Return `x` with its tensors on the job's device: the very same object where they all are already.
+
+    Raises:
+        LeafError: A tensor or an object could not be sent.
+    """
+    cls = type(x)
+    if cls is Tensor:
+        return x if x.device == job.device else _send(x, job)
+    handler = _HANDLERS[cls] if cls in _HANDLERS else _learn(cls)
+    if handler is None:
+        return x
+    if job.skip:
+        return rebuild_tangled(x, job)
+    try:
+        return handler(x, job, 0)
+    except (_TangledError, RecursionError):
+        return rebuild_tangled(x, job)
+
+
+def _send(tensor: Tensor, job: Job) -> Tensor:
+    try:
+        return tensor.to(*job.to_args) if job.send is None else job.send(tensor)
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise LeafError(tensor) from error
+
+
+# ---- the fast way --------------------------------------------------------------------------------
+
+
+def _walk(
+    x: Any,
+    parts: Iterable[tuple[Any, Any]],
+    thaw: Callable[[Any], Any],
+    job: Job,
+    depth: int,
+) -> Any:
+    """Return `x`, or `thaw(x)` with the parts that changed replaced."""
+    if depth > _SHALLOW:
+        job.deep += 1
+        if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
+            raise _TangledError
+    device = job.device
+    memo = job.memo
+    out = x
+    for key, value in parts:
+        cls = type(value)
+        if cls is Tensor:
+            if value.device == device:
+                continue
+            new = memo.get(id(value))
+            if new is None:
+                try:  # inlined: a call for each tensor is what a batch of small ones would notice
+                    new = value.to(*job.to_args) if job.send is None else job.send(value)
+                except RecursionError:
+                    raise
+                except Exception as error:
+                    raise LeafError(value) from error
+                memo[id(value)] = new
+        else:
+            try:
+                handler = _HANDLERS[cls]
+            except KeyError:
+                handler = _learn(cls)
+            if handler is None:
+                continue
+            new = memo.get(id(value)) if memo else None
+            if new is None:
+                new = handler(value, job, depth + 1)
+                if new is value:
+                    continue
+                memo[id(value)] = new
+        if out is x:
+            out = thaw(x)
+        out[key] = new
+    return out
+
+
+def _tensor(x: Tensor, job: Job, depth: int) -> Tensor:
+    """A `Parameter` or another subclass; plain tensors are compared in `_walk` itself."""
+    return x if x.device == job.device else _send(x, job)
+
+
+def _dict(x: dict[Any, Any], job: Job, depth: int) -> Any:
+    return _walk(x, x.items(), dict.copy, job, depth)
+
+
+def _list(x: list[Any], job: Job, depth: int) -> Any:
+    if len(x) > _LONG and _ATOMS.issuperset(map(type, x)):  # long lists of labels are read in C
+        return x
+    return _walk(x, enumerate(x), list, job, depth)
+
+
+def _tuple(x: tuple[Any, ...], job: Job, depth: int) -> Any:
+    if len(x) > _LONG and _ATOMS.issuperset(map(type, x)):
+        return x
+    out = _walk(x, enumerate(x), list, job, depth)
+    return x if out is x else tuple(out)
+
+
+_LONG = 32
+
+
+def _tuple_subclass(x: Any, job: Job, depth: int) -> Any:
+    out = _walk(x, enumerate(x), list, job, depth)
+    return x if out is x else tuple.__new__(type(x), out)
+
+
+def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
+    """A dataclass, a `UserDict` or the like, all of whose state is in its `__dict__`."""
+    state = x.__dict__
+    out = _walk(state, state.items(), dict.copy, job, depth)
+    if out is state:
+        return x
+    twin = object.__new__(type(x))
+    twin.__dict__.update(out)
+    return twin
+
+
+def _other(kind: Kind) -> Handler:
+    def handler(x: Any, job: Job, depth: int) -> Any:
+        parts = list(kind.parts(x))
+        job.kept.append(parts)
+        changes = _walk(x, parts, _no_changes, job, depth)
+        return x if changes is x else kind.rebuild(x, changes)
+
+    return handler
+
+
+def _no_changes(x: Any) -> dict[Any, Any]:
+    return {}
+
+
+def _foreign(x: Any, job: Job, depth: int) -> Any:
+    try:
+        return job.send_object(x)
+    except (LeafError, RecursionError):
+        raise
+    except Exception as error:
+        raise LeafError(x) from error
+
+
+def _registered(apply: Apply[Any]) -> Handler:
+    def handler(x: Any, job: Job, depth: int) -> Any:
+        changed = False
+
+        def move_part(part: Any) -> Any:
+            nonlocal changed
+            new = job.memo.get(id(part))
+            if new is None:
+                job.kept.append(part)
+                new = rebuild(part, job)
+                if new is not part:
+                    job.memo[id(part)] = new
+            changed = changed or new is not part
+            return new
+
+        try:
+            new = apply(x, move_part)
+        except (LeafError, RecursionError):
+            raise
+        except Exception as error:
+            raise LeafError(x) from error
+        return new if changed else x
+
+    return handler
+
+
+def _stranger(x: Any, job: Job, depth: int) -> Any:
+    if holds_tensors(x):
+        job.strangers.append(x)
+    return x
+
+
+# ---- which way for which type --------------------------------------------------------------------
+
+
+def _learn(cls: type) -> Handler | None:
+    """Return what to do with a type that is met for the first time, and remember it."""
+    if len(_HANDLERS) > _MAX_TYPES:  # classes made anew for every batch must not pile up
+        forget_types()
+    handler = _handler(cls)
+    if handler is None:
+        _ATOMS.add(cls)
+    _HANDLERS[cls] = handler
+    return handler
+
+
+def _handler(cls: type) -> Handler | None:
+    apply = registered(cls)
+    if apply is not None:
+        return _registered(apply)
+    if issubclass(cls, Tensor):
+        return _tensor
+    if issubclass(cls, type):  # a class may have a `.to` that its objects have
+        return None
+    if moves_itself(cls):
+        return _foreign
+    kind = kind_of(cls)
+    if kind is not None:
+        return _fast_handler(cls) or _other(kind)
+    return None if is_atom(cls) else _stranger
+
+
+def _fast_handler(cls: type) -> Handler | None:
+    if issubclass(cls, tuple) and kind_of(cls) is not STRUCTURE and not has_state(cls):
+        return _tuple_subclass
+    return _object_with_dict if all_in_dict(cls) else None
+
+
+def forget_types() -> None:
+    """Forget what was learnt about types: something was registered, or there are too many."""
+    _HANDLERS.clear()
+    _HANDLERS.update({Tensor: _tensor, dict: _dict, list: _list, tuple: _tuple})
+    _HANDLERS.update(dict.fromkeys(_SCALARS))
+    _ATOMS.clear()
+    _ATOMS.update(_SCALARS)
+
+
+_MAX_TYPES = 4096
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray)
+_HANDLERS: dict[type, Handler | None] = {}
+_ATOMS: set[type] = set()
+forget_types()
+
+
+# ---- the thorough way ----------------------------------------------------------------------------
+
+
+def rebuild_tangled(root: Any, job: Job) -> Any:
+    """Do what `rebuild` promises without recursion, for any shape of structure.
+
+    First every object is visited once and what has to move is sent; then what contains something
+    that changed is found from the inside out; and only that is rebuilt.
+    """
+    nodes = _survey(root, job)
+    job.kept.append(nodes)
+    changed = _containing(nodes, job)
+    _put_together(root, nodes, changed, job)
+    return job.memo.get(id(root), root)
+
+
+@dataclasses.dataclass(slots=True)
+class _Node:
+    """A container that was visited, with the parts that are not to be left alone."""
+
+    x: Any
+    kind: Kind
+    parts: list[tuple[Any, Any]]
+
+
+def _survey(root: Any, job: Job) -> dict[int, _Node]:
+    """Visit every object once, send what is a leaf, and return the containers."""
+    nodes: dict[int, _Node] = {}
+    seen: set[int] = set()
+    stack = [root]
+    while stack:
+        x = stack.pop()
+        cls = type(x)
+        handler = _HANDLERS[cls] if cls in _HANDLERS else _learn(cls)
+        if handler is None or id(x) in seen or id(x) in job.memo:
+            continue
+        seen.add(id(x))
+        kind = None if handler in _LEAVES or registered(cls) else kind_of(cls)
+        if kind is None:
+            new = handler(x, job, 0)
+            if new is not x:
+                job.memo[id(x)] = new
+            continue
+        parts = [(key, part) for key, part in kind.parts(x) if not _skipped(key, kind, job)]
+        nodes[id(x)] = _Node(x, kind, parts)
+        stack.extend(part for _, part in reversed(parts))
+    return nodes
+
+
+_LEAVES = (_tensor, _foreign, _stranger)
+
+
+def _skipped(key: Any, kind: Kind, job: Job) -> bool:
+    if not job.skip:
+        return False
+    name = key.name if isinstance(key, Attribute) else key
+    return isinstance(name, str) and name in job.skip
+
+
+def _containing(nodes: dict[int, _Node], job: Job) -> set[int]:
+    """Return the containers in which, at any depth, something changed."""
+    inside: dict[int, list[int]] = {}
+    for ref, node in nodes.items():
+        for _, part in node.parts:
+            inside.setdefault(id(part), []).append(ref)
+    changed: set[int] = set()
+    stack = [ref for ref in inside if ref in job.memo and ref not in nodes]
+    while stack:
+        for ref in inside.get(stack.pop(), ()):
+            if ref not in changed:
+                changed.add(ref)
+                stack.append(ref)
+    return changed
+
+
+def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Job) -> None:
+    """Rebuild the containers that changed, the inner ones first.
+
+    One that may hold itself gets its twin on the way in, so that what it holds can refer to it.
+    """
+    entered: set[int] = set()
+    stack: list[tuple[int, bool]] = [(id(root), False)]
+    while stack:
+        ref, on_the_way_out = stack.pop()
+        if ref not in changed:
+            continue
+        node = nodes[ref]
+        if not on_the_way_out:
+            if ref in entered:
+                continue
+            entered.add(ref)
+            if node.kind.hollow is not None:
+                job.memo[ref] = node.kind.hollow(node.x)
+            stack.append((ref, True))
+            stack.extend((id(part), False) for _, part in node.parts)
+            continue
+        news = ((key, job.memo.get(id(part))) for key, part in node.parts)
+        changes = {key: new for key, new in news if new is not None}
+        if node.kind.hollow is not None:
+            node.kind.rebuild(node.x, changes, job.memo[ref])
+        else:
+            job.memo[ref] = node.kind.rebuild(node.x, changes)

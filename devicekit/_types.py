@@ -1,0 +1,38 @@
+"""Aliases and protocols shared by all layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+
+import torch
+
+__all__ = ["Apply", "DeviceLike", "Reason", "SupportsTo"]
+
+DeviceLike: TypeAlias = str | int | torch.device
+"""What names one device: `"cuda:1"`, an index on the current accelerator, a `torch.device`."""
+
+Reason: TypeAlias = Literal[
+    "build without it",
+    "no driver",
+    "driver too old",
+    "driver failed",
+    "none visible",
+    "index out of range",
+    "hidden by a visibility variable",
+    "architecture not in this build",
+    "plugin not installed",
+    "busy",
+]
+"""Why a device cannot be used."""
+
+_T = TypeVar("_T")
+
+Apply: TypeAlias = Callable[[_T, Callable[[Any], Any]], _T]
+"""`apply(obj, fn)` gives `obj` with `fn` applied to each of its parts."""
+
+
+class SupportsTo(Protocol):
+    """An object that can send itself to a device."""
+
+    def to(self, device: torch.device, /) -> Any: ...

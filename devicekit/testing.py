@@ -1,0 +1,217 @@
+"""Pretend to have other hardware, to test a program's device handling on any machine.
+
+Selection, validation and diagnosis believe in the hardware; tensors cannot be made on it. Needs no
+pytest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import torch
+
+from devicekit._backends import (
+    PLUGINS,
+    Accelerator,
+    DeviceInfo,
+    Machine,
+    parse_size,
+    pretend,
+)
+from devicekit._backends.cuda import describe_gpu
+from devicekit._backends.driver import Gpu
+from devicekit._backends.generic import label
+from devicekit._backends.visibility import variables_set, visible
+from devicekit._types import Reason
+
+__all__ = ["fake_devices"]
+
+_ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")
+
+
+@contextmanager
+def fake_devices(
+    *,
+    cuda: int | None = None,
+    rocm: int | None = None,
+    xpu: int | None = None,
+    mps: int | None = None,
+    mtia: int | None = None,
+    hpu: int | None = None,
+    names: str | Sequence[str] = "Fake GPU",
+    total_memory: int | str | Sequence[int | str] = "80GiB",
+    free_memory: int | str | Sequence[int | str] = "79GiB",
+    capability: tuple[int, int] | Sequence[tuple[int, int]] = (9, 0),
+    build: str | None = "13.0",
+    driver: str | None = "13.0",
+    architectures: Sequence[str] = _ARCHITECTURES,
+    environ: Mapping[str, str] | None = None,
+) -> Iterator[None]:
+    """Make devicekit believe in other hardware, in this thread or task, inside the block.
+
+    `auto()`, `device()` and `devices()` answer as they would on such a machine. The visibility
+    variables hide fake devices as they do real ones. Also a decorator.
+
+    Args:
+        cuda: How many NVIDIA GPUs the machine has; 0 for a CUDA build on a machine without one,
+            None for a build without CUDA.
+        rocm: The same for AMD GPUs, which are `cuda` devices to torch.
+        xpu: The same for Intel GPUs.
+        mps: 1 on an Apple machine, 0 where torch has MPS and the machine has no such GPU.
+        mtia: The same for MTIA devices.
+        hpu: The same for Gaudi devices.
+        names: The name of every device, or one for each.
+        total_memory: The memory of every device, in bytes or as a text such as `"8GiB"`, or one
+            for each.
+        free_memory: What of it is free, likewise.
+        capability: The compute capability of every NVIDIA GPU, or one for each.
+        build: The CUDA version of the build of torch, or None for a CPU-only build.
+        driver: The newest CUDA version that the driver supports, or None for a machine without a
+            driver.
+        architectures: What the build has kernels for, as in `torch.cuda.get_arch_list()`.
+        environ: Environment variables to believe in, over the real ones; nothing is written to
+            `os.environ`.
+
+    Raises:
+        ValueError: A sequence does not have one value for each device.
+
+    Examples:
+        >>> import devicekit
+        >>> with fake_devices(cuda=2, names=["small", "large"], free_memory=["4GiB", "60GiB"]):
+        ...     devicekit.auto(), [info.name for info in devicekit.devices()][:2]
+        (device(type='cuda', index=1), ['small', 'large'])
+        >>> with fake_devices(cuda=1, capability=(6, 1)):  # too old for this build of torch
+        ...     devicekit.auto()
+        device(type='cpu')
+    """
+    counts = {
+        "cuda": cuda if rocm is None else rocm,
+        "xpu": xpu,
+        "mps": mps,
+        "mtia": mtia,
+        "hpu": hpu,
+    }
+    number = sum(count or 0 for count in counts.values())
+    pair = isinstance(capability, tuple) and all(isinstance(part, int) for part in capability)
+    facts = zip(
+        _each("names", names, number),
+        _each("total_memory", total_memory, number),
+        _each("free_memory", free_memory, number),
+        _each("capability", [capability] * number if pair else capability, number),
+        strict=True,
+    )
+    gpus = [
+        Gpu(
+            uuid=f"GPU-{i:08x}-0000-0000-0000-000000000000",
+            name=name,
+            bus_id=f"00000000:{i:02X}:00.0",
+            total_memory=parse_size(total),
+            free_memory=parse_size(free),
+            capability=capable,
+        )
+        for i, (name, total, free, capable) in enumerate(facts)
+    ]
+    machine = _FakeMachine(
+        gpus={t: [gpus.pop(0) for _ in range(n)] for t, n in counts.items() if n is not None},
+        rocm=rocm is not None,
+        build=build,
+        driver=driver,
+        architectures=tuple(architectures),
+        environ=dict(environ or {}),
+    )
+    with pretend(machine):
+        yield
+
+
+def _each(argument: str, value: Any, number: int) -> list[Any]:
+    """Return one value for each device, of one for all or of as many as there are devices."""
+    values = [value] * number if isinstance(value, (str, int)) else list(value)
+    if len(values) != number:
+        msg = (
+            f"{argument} has {len(values)} values for {number} devices: "
+            f"expected one value, or one for each device."
+        )
+        raise ValueError(msg)
+    return values
+
+
+class _FakeMachine(Machine):
+    """A machine made up of the same facts that the driver tells of a real one."""
+
+    def __init__(
+        self,
+        gpus: Mapping[str, Sequence[Gpu]],
+        *,
+        rocm: bool,
+        build: str | None,
+        driver: str | None,
+        architectures: tuple[str, ...],
+        environ: Mapping[str, str],
+    ) -> None:
+        super().__init__()
+        self.environ = ChainMap(dict(environ), cast("dict[str, str]", os.environ))
+        self._gpus = gpus
+        self._rocm = rocm
+        self._build = build
+        self._driver = driver
+        self._architectures = () if rocm else architectures
+
+    def accelerator_types(self) -> tuple[str, ...]:
+        return tuple(t for t in self._gpus if t != "cuda" or self._build is not None)
+
+    def accelerator(self, device_type: str) -> Accelerator:
+        cuda = device_type == "cuda"
+        platform = "rocm" if cuda and self._rocm else device_type
+        title = {"cuda": "CUDA", "rocm": "ROCm"}.get(platform, label(platform))
+        present = self._gpus.get(device_type, ())
+        left = visible(platform, self.environ, [gpu.uuid for gpu in present])
+        seen = [present[i] for i in left]
+        reason = self._why_none(device_type, present, seen)
+        return Accelerator(
+            type=device_type,
+            label=title,
+            devices=()
+            if reason
+            else tuple(self._device(device_type, i, g) for i, g in enumerate(seen)),
+            reason=reason,
+            hidden=len(present) - len(seen),
+            visibility=variables_set(platform, self.environ),
+            architectures=self._architectures if cuda else (),
+            runtime=f"{title} {self._build}" if cuda else "",
+        )
+
+    def count(self, device_type: str) -> int:
+        return len(self.accelerator(device_type).devices)
+
+    def settled_count(self, device_type: str) -> int:
+        return 0
+
+    def _why_none(
+        self, device_type: str, present: Sequence[Gpu], seen: Sequence[Gpu]
+    ) -> Reason | None:
+        if device_type not in self.accelerator_types():
+            return "plugin not installed" if device_type in PLUGINS else "build without it"
+        if device_type == "cuda" and not self._rocm:
+            if self._driver is None:
+                return "no driver"
+            if present and int(self._driver.split(".")[0]) < int(str(self._build).split(".")[0]):
+                return "driver too old"
+        if present and not seen:
+            return "hidden by a visibility variable"
+        if not present:
+            return "no driver" if device_type == "cuda" and not self._rocm else "none visible"
+        return None
+
+    def _device(self, device_type: str, index: int, gpu: Gpu) -> DeviceInfo:
+        if device_type == "cuda":
+            return describe_gpu(index, gpu, self._architectures)
+        return DeviceInfo(
+            device=torch.device(device_type, index),
+            name=gpu.name,
+            total_memory=gpu.total_memory,
+            free_memory=gpu.free_memory,
+        )

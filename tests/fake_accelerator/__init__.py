@@ -1,0 +1,1 @@
+"""Accelerators made of host memory, for tests on machines that have none; see driver.cpp."""

@@ -1,0 +1,138 @@
+"""The machine that this test process runs on, and what its tests may ask of it.
+
+`DEVICEKIT_TEST_MACHINE` chooses it: `cpu` (the default), a fake one (`cuda`, `plugin`, `mps`,
+`xpu`; see fake_accelerator/), or `real` for the accelerator that is here. Tests take their devices
+from the fixtures `dev` and `dev1`, never from a literal, so that one file runs on every machine.
+
+conftest.py calls `install` before anything imports torch, and registers this module as a plugin.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    import torch
+    from fake_accelerator.driver import Driver
+
+__all__ = ["DEVICES", "FAKE", "MACHINE", "install"]
+
+FAKES = ("cuda", "mps", "plugin", "xpu")
+MACHINE = os.environ.get("DEVICEKIT_TEST_MACHINE", "cpu")
+FAKE = MACHINE in FAKES
+# Machines on which only tests that name them run: the rest of the contract is the same.
+SPECIAL = ("mps", "xpu")
+DEVICES: list[torch.device] = []
+
+_PASSED = pytest.StashKey[bool]()
+_driver: list[Driver] = []
+
+
+def install() -> None:
+    """Make the machine. Must come before the first import of torch in this process."""
+    if MACHINE not in ("cpu", "real", *FAKES):
+        msg = f"DEVICEKIT_TEST_MACHINE is {MACHINE!r}: expected cpu, real, or {', '.join(FAKES)}."
+        raise pytest.UsageError(msg)
+    if FAKE:
+        _driver.append(importlib.import_module(f"fake_accelerator.{MACHINE}").install())
+    if MACHINE == "cpu":
+        return
+    import torch  # not before the fake is in place
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        msg = f"there is no accelerator on the machine {MACHINE!r}"
+        raise pytest.UsageError(msg)
+    count = torch.accelerator.device_count()
+    DEVICES.extend(torch.device(accelerator.type, index) for index in range(count))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for line in (
+        "accelerator(n=1): needs n accelerator devices, real or fake (asking for dev or dev1 does)",
+        "driver: needs a fake driver (asking for the fixture does)",
+        "inplace_move: needs Module.to to keep its Parameter objects, as towards CUDA",
+        "machine(*names): for these values of DEVICEKIT_TEST_MACHINE only",
+    ):
+        config.addinivalue_line("markers", line)
+
+
+def pytest_report_header() -> str:
+    devices = ", ".join(map(str, DEVICES)) or "no accelerator"
+    return f"machine: {MACHINE} ({devices})"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if reason := _reason_to_skip(item):
+        pytest.skip(reason)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if call.when == "call":
+        item.stash[_PASSED] = report.passed
+    return report
+
+
+@pytest.fixture
+def dev() -> torch.device:
+    """The first accelerator."""
+    return DEVICES[0]
+
+
+@pytest.fixture
+def dev1() -> torch.device:
+    """The second accelerator."""
+    return DEVICES[1]
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+    """The fake driver: counters at zero, settings undone afterwards, and nothing left behind."""
+    fake = _driver[0]
+    before = _used(fake)
+    fake.reset_counters()
+    yield fake
+    fake.reset()
+    # A failed test leaves its tensors in the traceback.
+    if request.node.stash.get(_PASSED, False):
+        assert _used(fake) == before, "the test left memory on a device"
+
+
+def _used(fake: Driver) -> list[int]:
+    gc.collect()
+    return [fake.used(index) for index in range(fake.devices)]
+
+
+def _reason_to_skip(item: pytest.Item) -> str | None:
+    names = [name for mark in item.iter_markers("machine") for name in mark.args]
+    if names and MACHINE not in names:
+        return f"for the machine {' or '.join(names)}, this is {MACHINE}"
+    if MACHINE in SPECIAL and not names:
+        return f"runs on other machines than {MACHINE}"
+    fixtures = getattr(item, "fixturenames", ())
+    needed = max(_marked_devices(item), "dev" in fixtures, 2 * ("dev1" in fixtures))
+    if needed > len(DEVICES):
+        return f"needs {needed} accelerator(s), the machine {MACHINE} has {len(DEVICES)}"
+    if not FAKE and ("driver" in fixtures or item.get_closest_marker("driver")):
+        return f"needs a fake driver, the machine {MACHINE} has none"
+    if MACHINE == "plugin" and item.get_closest_marker("inplace_move"):
+        return "Module.to makes new Parameters for a PrivateUse1 backend"
+    return None
+
+
+def _marked_devices(item: pytest.Item) -> int:
+    mark = item.get_closest_marker("accelerator")
+    if mark is None:
+        return 0
+    return int(mark.kwargs.get("n") or (mark.args[0] if mark.args else 1))

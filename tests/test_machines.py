@@ -1,0 +1,65 @@
+"""The contract tests, once on every fake machine: each in a process of its own.
+
+A fake accelerator has to be in place before torch is imported, so it cannot be made here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import machines
+import pytest
+from fake_accelerator.build import unsupported
+
+CONTRACT = Path(__file__).with_name("contract")
+TIMEOUT = 1200  # seconds; compiling the fake takes most of them on a busy machine
+
+
+@pytest.mark.machine("cpu")
+@pytest.mark.parametrize("machine", machines.FAKES)
+def test_contract_holds_on(machine: str, tmp_path: Path) -> None:
+    if reason := unsupported(machine):
+        pytest.skip(reason)
+    report = tmp_path / "report.xml"
+
+    child = subprocess.run(
+        [
+            *(sys.executable, "-m", "pytest", str(CONTRACT), f"--junit-xml={report}"),
+            *("-p", "no:cacheprovider", "-o", "junit_family=xunit2"),
+        ],
+        cwd=tmp_path,  # `-m` looks for modules here first: not in the checkout
+        env={**os.environ, "DEVICEKIT_TEST_MACHINE": machine, "PYTHONPATH": import_path()},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+    if child.returncode:
+        pytest.fail(f"on the machine {machine!r}:\n{child.stdout}", pytrace=False)
+    assert passed(report) > 0, child.stdout
+
+
+def import_path() -> str:
+    """Return a search path on which the child finds the devicekit that is tested here."""
+    path = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    spec = importlib.util.find_spec("devicekit")
+    if spec is not None and spec.origin is not None:
+        path.insert(0, str(Path(spec.origin).parents[1]))
+    return os.pathsep.join(path)
+
+
+def passed(report: Path) -> int:
+    """Return how many tests a JUnit report says passed."""
+    suites = ET.parse(report).iter("testsuite")
+    return sum(
+        int(suite.get("tests", 0))
+        - sum(int(suite.get(k, 0)) for k in ("skipped", "failures", "errors"))
+        for suite in suites
+    )
