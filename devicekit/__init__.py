@@ -2,6 +2,9 @@
 
 from devicekit._backends import DeviceInfo
 from devicekit._device import auto, device, devices
+from devicekit._inspect import device_of
+from devicekit._move import move
+from devicekit._tree import register
 from devicekit._types import DeviceLike
 from devicekit.errors import (
     DeviceError,
@@ -23,7 +26,10 @@ __all__ = [
     "NoDeviceError",
     "auto",
     "device",
+    "device_of",
     "devices",
+    "move",
+    "register",
 ]
 
 __version__ = "0.1.0"

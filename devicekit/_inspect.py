@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 import torch
@@ -12,7 +13,7 @@ from devicekit._backends import current_machine
 from devicekit._tree import walk
 from devicekit.errors import NoDeviceError
 
-__all__ = ["device_of", "execution_device"]
+__all__ = ["device_of", "execution_device", "hooks_of", "strays_of", "tensors_of"]
 
 _D = TypeVar("_D")
 _NOTHING: Any = object()
@@ -109,11 +110,59 @@ def _first(module: nn.Module, store: str) -> torch.device | None:
 
 def _declared(hook: Any) -> torch.device | None:
     """Return the execution device that one of accelerate's hooks declares."""
-    for part in getattr(hook, "hooks", (hook,)):
+    for part in _flattened(hook):
         declared = getattr(part, "execution_device", None)
         if declared is not None:
             device = torch.device(declared)
-            if device.index is None and device.type not in ("cpu", "meta"):
-                device = torch.device(device.type, current_machine().current_index(device.type))
-            return torch.device("cpu") if device.type == "cpu" else device
+            if device.type in ("cpu", "meta"):
+                return torch.device(device.type)
+            if device.index is None:
+                index = current_machine().current_index(device.type)
+                return torch.device(device.type, index)
+            return device
     return None
+
+
+def _flattened(hook: Any) -> tuple[Any, ...]:
+    """Return the parts of one of accelerate's hooks, which may be several in a row."""
+    return tuple(getattr(hook, "hooks", (hook,)))
+
+
+def hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield accelerate's hooks in a module, with the name of the sub-module each is on."""
+    for name, part in module.named_modules():
+        hook = part.__dict__.get("_hf_hook")
+        if hook is not None:
+            yield from ((name, single) for single in _flattened(hook))
+
+
+def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters and buffers of a module by name, each tensor once."""
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def strays_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that a module holds outside its parameters and buffers, by path.
+
+    `Module.to` does not move them: plain attributes, items of lists and dicts, unregistered
+    sub-modules.
+    """
+    registered = {id(tensor) for _, tensor in tensors_of(module)} | set(map(id, module.modules()))
+    for name, part in module.named_modules():
+        for key, value in part.__dict__.items():
+            if key in _MODULE_STATE or type(value) in _SCALARS:
+                continue
+            for path, leaf in walk(value, f"{name}.{key}" if name else key):
+                if id(leaf) in registered:
+                    continue
+                registered.add(id(leaf))
+                if isinstance(leaf, nn.Module):
+                    yield from ((f"{path}.{n}", t) for n, t in tensors_of(leaf))
+                    yield from ((f"{path}.{n}", t) for n, t in strays_of(leaf))
+                elif isinstance(leaf, Tensor) and leaf.grad_fn is None:  # else it is recomputed
+                    yield path, leaf
+
+
+_MODULE_STATE = frozenset(nn.Module().__dict__) | {"_hf_hook", "_old_forward", "_former_parameters"}
+_SCALARS = frozenset((type(None), bool, int, float, str))

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import torch
 
-__all__ = ["Apply", "DeviceLike", "Reason", "SupportsTo"]
+__all__ = ["CPU", "Apply", "DeviceLike", "Reason", "SupportsTo"]
 
 DeviceLike: TypeAlias = str | int | torch.device
 """What names one device: `"cuda:1"`, an index on the current accelerator, a `torch.device`."""
@@ -25,6 +25,9 @@ Reason: TypeAlias = Literal[
     "busy",
 ]
 """Why a device cannot be used."""
+
+CPU = torch.device("cpu")
+"""The object that stands for the CPU wherever a device was checked."""
 
 _T = TypeVar("_T")
 

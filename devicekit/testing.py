@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 
 from devicekit._backends import (
-    PLUGINS,
     Accelerator,
     DeviceInfo,
     Machine,
+    needs_plugin,
     parse_size,
     pretend,
 )
@@ -77,7 +77,8 @@ def fake_devices(
             `os.environ`.
 
     Raises:
-        ValueError: A sequence does not have one value for each device.
+        ValueError: A sequence does not have one value for each device, a memory is no amount of
+            memory, a number of devices is not possible, or there are GPUs of both NVIDIA and AMD.
 
     Examples:
         >>> import devicekit
@@ -88,6 +89,9 @@ def fake_devices(
         ...     devicekit.auto()
         device(type='cpu')
     """
+    if cuda is not None and rocm is not None:
+        msg = "cuda and rocm are both given: a build of torch has one of them."
+        raise ValueError(msg)
     counts = {
         "cuda": cuda if rocm is None else rocm,
         "xpu": xpu,
@@ -95,6 +99,7 @@ def fake_devices(
         "mtia": mtia,
         "hpu": hpu,
     }
+    _check_counts(counts)
     number = sum(count or 0 for count in counts.values())
     pair = isinstance(capability, tuple) and all(isinstance(part, int) for part in capability)
     facts = zip(
@@ -125,6 +130,14 @@ def fake_devices(
     )
     with pretend(machine):
         yield
+
+
+def _check_counts(counts: Mapping[str, int | None]) -> None:
+    for device_type, count in counts.items():
+        most = 1 if device_type == "mps" else 128  # torch keeps an index in a signed byte
+        if count is not None and not 0 <= count <= most:
+            msg = f"{count} devices of type {device_type}: expected a number from 0 to {most}."
+            raise ValueError(msg)
 
 
 def _each(argument: str, value: Any, number: int) -> list[Any]:
@@ -187,6 +200,10 @@ class _FakeMachine(Machine):
     def count(self, device_type: str) -> int:
         return len(self.accelerator(device_type).devices)
 
+    def free_memory(self, device: torch.device) -> int | None:
+        devices = self.accelerator(device.type).devices
+        return next((info.free_memory for info in devices if info.device == device), None)
+
     def settled_count(self, device_type: str) -> int:
         return 0
 
@@ -194,7 +211,7 @@ class _FakeMachine(Machine):
         self, device_type: str, present: Sequence[Gpu], seen: Sequence[Gpu]
     ) -> Reason | None:
         if device_type not in self.accelerator_types():
-            return "plugin not installed" if device_type in PLUGINS else "build without it"
+            return "plugin not installed" if needs_plugin(device_type) else "build without it"
         if device_type == "cuda" and not self._rocm:
             if self._driver is None:
                 return "no driver"

@@ -9,12 +9,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import machines
 import pytest
-from fake_accelerator.build import unsupported
+from fake_accelerator.build import build, unsupported
 
 CONTRACT = Path(__file__).with_name("contract")
 TIMEOUT = 1200  # seconds; compiling the fake takes most of them on a busy machine
@@ -44,6 +45,38 @@ def test_contract_holds_on(machine: str, tmp_path: Path) -> None:
     if child.returncode:
         pytest.fail(f"on the machine {machine!r}:\n{child.stdout}", pytrace=False)
     assert passed(report) > 0, child.stdout
+
+
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A script in the place of the compiler, with a cache of its own; the test writes it."""
+    script = tmp_path / "compiler"
+    script.touch(mode=0o755)
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("DEVICEKIT_TEST_CACHE", str(tmp_path / "cache"))
+    return script
+
+
+def test_a_failed_compilation_says_why(compiler: Path, tmp_path: Path) -> None:
+    compiler.write_text("#!/bin/sh\necho 'driver.cpp: no such luck' >&2\nexit 1\n")
+
+    with pytest.raises(RuntimeError, match=r"could not compile the fake cuda:\n.*no such luck"):
+        build("cuda")
+
+    assert not list((tmp_path / "cache").glob("*.so"))
+
+
+def test_two_builds_at_once_compile_once(compiler: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    # The file to write is the last argument.
+    compiler.write_text(f'#!/bin/sh\necho ran >>{log}\nsleep 0.2\nfor out; do :; done\n: >"$out"\n')
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(build, ["cuda", "cuda"])
+
+    assert first == second
+    assert first.exists()
+    assert log.read_text() == "ran\n"
 
 
 def import_path() -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from devicekit._backends import visibility
+from devicekit._backends import generic, visibility
 from devicekit._backends.architecture import (
     cuda_architecture_supported,
     rocm_architecture_supported,
@@ -25,7 +25,7 @@ from devicekit._backends.driver import Driver, Gpu, read_driver
 from devicekit._backends.facts import Accelerator, DeviceInfo
 from devicekit._types import Reason
 
-__all__ = ["count", "describe_gpu", "is_built", "order", "read"]
+__all__ = ["count", "describe_gpu", "free_memory", "is_built", "order", "read"]
 
 
 def is_built() -> bool:
@@ -52,22 +52,23 @@ def read(environ: Mapping[str, str]) -> Accelerator:
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     driver = None if rocm else read_driver()
     seen, said = count()
-    hides = _hides_all(label.lower(), environ, driver)
+    hides = seen == 0 and _hides_all(variables, label.lower(), environ, driver)
     if not started and not hides and not (seen and _trusted(driver)):
         available, why = _starts()
-        seen, said = (seen, "") if available else (0, f"{said} {why}".strip())
+        if not available:
+            seen, said = 0, f"{said} {why}".strip()
     hidden = max(len(driver.gpus) - seen, 0) if driver else None
     if seen == 0:
         return Accelerator(
             type="cuda",
             label=label,
-            reason=_why_none(said, hides=hides),
+            reason=_why_none(said, hides=hides, masks=driver is None and bool(variables)),
             detail=said,
             hidden=hidden,
             visibility=variables,
             runtime=runtime,
         )
-    in_use = _in_use(seen) if started else None
+    in_use = generic.in_use(torch.cuda, seen, started=True) if started else None
     devices, architectures = _devices(seen, driver, environ, started=started)
     return Accelerator(
         type="cuda",
@@ -88,7 +89,10 @@ def count() -> tuple[int, str]:
     """Return torch's count, which NVML answers without starting CUDA, and what was said."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = torch.cuda.device_count()
+        try:
+            found = torch.cuda.device_count()
+        except (RuntimeError, ValueError) as error:  # torch cannot read a visibility variable
+            return 0, _cause(str(error))
     return found, _spoken(caught)
 
 
@@ -137,33 +141,37 @@ def _trusted(driver: Driver | None) -> bool:
     )
 
 
-def _why_none(said: str, *, hides: bool) -> Reason:
+def _why_none(said: str, *, hides: bool, masks: bool) -> Reason:
+    """Return why CUDA counts no device, of what it said and of what the variables do or may do."""
     # torch tells the cause in words only; these are c10/cuda/CUDAFunctions.cpp's.
     if "too old" in said:
         return "driver too old"
     if "no NVIDIA driver" in said:
         return "no driver"
-    if hides:
-        return "hidden by a visibility variable"
-    return "driver failed" if said and "No CUDA GPUs are available" not in said else "none visible"
+    if said and not hides and not re.search(r"No (CUDA|HIP) GPUs are available", said):
+        return "driver failed"
+    return "hidden by a visibility variable" if hides or masks else "none visible"
 
 
-def _hides_all(platform: str, environ: Mapping[str, str], driver: Driver | None) -> bool:
+def _hides_all(
+    variables: Sequence[tuple[str, str]],
+    platform: str,
+    environ: Mapping[str, str],
+    driver: Driver | None,
+) -> bool:
     """Whether the variables leave nothing, of the known GPUs or of any that there may be."""
+    if driver is None and any(
+        value.lstrip().startswith(("GPU-", "MIG-")) for _, value in variables
+    ):
+        return False  # nobody here knows the UUIDs
     uuids = [gpu.uuid for gpu in driver.gpus] if driver else ["GPU-unknown"] * 128
     return bool(uuids) and not visibility.visible(platform, environ, uuids)
 
 
-def _in_use(seen: int) -> int | None:
-    """Return the device on which this process holds memory, or that it has made the current one.
-
-    None where CUDA is started but nothing shows that a device was chosen.
-    """
-    current = torch.cuda.current_device()
-    held = {i: torch.cuda.memory_reserved(i) for i in range(seen)}
-    if held.get(current) or not any(held.values()):
-        return current if held.get(current) or current else None
-    return max(held, key=lambda i: held[i])
+def free_memory(device: torch.device) -> int:
+    """Return the bytes that could be allocated: what is free, and what torch's cache has unused."""
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 # ---- one by one ----------------------------------------------------------------------------------
@@ -180,7 +188,7 @@ def _devices(
             describe_gpu(i, gpu, architectures) for i, gpu in enumerate(gpus)
         ), architectures
     architectures = _architectures([None])
-    by_uuid = {_bare(gpu.uuid): gpu for gpu in driver.gpus} if driver else {}
+    by_uuid = {_bare(gpu.uuid): gpu for gpu in driver.gpus if not gpu.mig} if driver else {}
     return tuple(_from_runtime(i, by_uuid, architectures) for i in range(seen)), architectures
 
 
@@ -189,7 +197,10 @@ def order(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu] | None:
 
     CUDA puts the fastest first unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`, the management library goes
     by the bus. Equal GPUs are in bus order both ways, and a list of UUIDs needs no order.
+    Of a GPU that is cut into slices CUDA shows one slice.
     """
+    if any(gpu.mig for gpu in gpus):
+        return None
     value = environ.get("CUDA_VISIBLE_DEVICES")
     by_bus = sorted(gpus, key=lambda gpu: gpu.bus_id)
     alike = len({(gpu.name, gpu.capability, gpu.total_memory) for gpu in gpus}) <= 1
@@ -272,7 +283,7 @@ def _architectures(capabilities: Sequence[tuple[int, int] | None]) -> list[str]:
 
 
 def _released_architectures() -> list[str]:
-    """Return what torch's own table says that this release was built for; nothing for other builds."""
+    """Return what torch's own table says this release was built for; nothing for other builds."""
     if not re.fullmatch(r"[0-9.]+\+cu[0-9]+", torch.__version__):
         return []
     table: Mapping[str, Any] = getattr(torch.cuda, "PYTORCH_RELEASES_CODE_CC", {})

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -35,6 +36,8 @@ class Gpu:
     compute_mode: ComputeMode = "default"
     taken: bool = False
     """Another process computes on it."""
+    mig: bool = False
+    """It is cut into slices, of which CUDA shows a process one; memory and UUID are the whole's."""
 
     @property
     def busy(self) -> bool:
@@ -63,7 +66,9 @@ def read_driver() -> Driver | None:
 
 def _from_pynvml() -> Driver | None:
     try:
-        nvml = importlib.import_module("pynvml")
+        with warnings.catch_warnings():  # the package `pynvml` warns that it has another name now
+            warnings.simplefilter("ignore")
+            nvml = importlib.import_module("pynvml")
     except ImportError:
         return None
     try:
@@ -90,6 +95,7 @@ def _gpu_from_pynvml(nvml: Any, handle: Any) -> Gpu:
     pci = _ask(nvml, "nvmlDeviceGetPciInfo", handle)
     mode = _ask(nvml, "nvmlDeviceGetComputeMode", handle)
     processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle) if mode else None
+    mig = _ask(nvml, "nvmlDeviceGetMigMode", handle)
     return Gpu(
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         name=_text(_ask(nvml, "nvmlDeviceGetName", handle)),
@@ -99,6 +105,7 @@ def _gpu_from_pynvml(nvml: Any, handle: Any) -> Gpu:
         capability=capability and (int(capability[0]), int(capability[1])),
         compute_mode=_compute_mode({0: "Default", 2: "Prohibited"}.get(mode or 0, "Exclusive")),
         taken=any(process.pid != os.getpid() for process in processes or ()),
+        mig=bool(mig and mig[0]),
     )
 
 
@@ -112,19 +119,28 @@ def _ask(nvml: Any, function: str, *args: Any) -> Any:
 
 def _text(value: Any) -> str:
     """Old versions of the module return bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value or "")
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value or "")
 
 
 # ---- nvidia-smi ----------------------------------------------------------------------------------
 
 _FIELDS = ("uuid", "name", "pci.bus_id", "memory.total", "memory.free")
-_NEWER_FIELDS = ("compute_mode", "compute_cap")  # unknown to drivers before R470
+_NEWER_FIELDS = (
+    "compute_mode",
+    "compute_cap",
+    "mig.mode.current",
+)  # unknown to drivers before R470
 
 
 def _from_nvidia_smi() -> Driver | None:
     program = shutil.which("nvidia-smi")
-    if program is None:
+    try:
+        return None if program is None else _from_program(program)
+    except (OSError, subprocess.TimeoutExpired):
         return None
+
+
+def _from_program(program: str) -> Driver | None:
     fields: tuple[str, ...] = _FIELDS + _NEWER_FIELDS
     rows = _query(program, "gpu", fields)
     if rows is None:
@@ -139,8 +155,8 @@ def _from_nvidia_smi() -> Driver | None:
         taken = {row[0] for row in processes if row[-1] != str(os.getpid())}
     header = _run(program) or ""
     return Driver(
-        version=_first(r"Driver Version:\s*([0-9.]+)", header),
-        cuda=_version(_first(r"CUDA Version:\s*([0-9.]+)", header)),
+        version=_first(r"(?:Driver|KMD) Version:\s*([0-9.]+)", header),
+        cuda=_version(_first(r"CUDA (?:UMD )?Version:\s*([0-9.]+)", header)),
         gpus=tuple(_gpu_from_row(f, taken) for f in facts),
     )
 
@@ -155,6 +171,7 @@ def _gpu_from_row(facts: dict[str, str], taken: set[str]) -> Gpu:
         capability=_version(facts.get("compute_cap")),
         compute_mode=_compute_mode(facts.get("compute_mode", "")),
         taken=facts["uuid"] in taken,
+        mig=facts.get("mig.mode.current") == "Enabled",
     )
 
 
@@ -168,18 +185,20 @@ def _query(program: str, what: str, fields: tuple[str, ...]) -> list[list[str]] 
 
 
 def _run(program: str, *args: str) -> str | None:
-    """Return what the program prints, or None where it fails or does not answer in time."""
-    try:
-        done = subprocess.run(
-            [program, *args],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
+    """Return what the program prints, or None where it fails.
+
+    Raises:
+        OSError: It cannot be run.
+        subprocess.TimeoutExpired: It does not answer. Asking it something else will not help.
+    """
+    done = subprocess.run(
+        [program, *args],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_TIMEOUT,
+        check=False,
+    )
     return done.stdout if done.returncode == 0 else None
 
 

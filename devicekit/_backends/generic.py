@@ -15,7 +15,17 @@ import torch
 from devicekit._backends import visibility
 from devicekit._backends.facts import Accelerator, DeviceInfo
 
-__all__ = ["PLUGINS", "count", "is_built", "known_types", "label", "read"]
+__all__ = [
+    "PLUGINS",
+    "count",
+    "free_memory",
+    "in_use",
+    "is_built",
+    "known_types",
+    "label",
+    "needs_plugin",
+    "read",
+]
 
 PLUGINS: Mapping[str, str] = {
     "hpu": "habana_frameworks.torch",
@@ -38,6 +48,11 @@ def known_types() -> tuple[str, ...]:
 def label(device_type: str) -> str:
     """Return what people call a device type."""
     return _LABELS.get(device_type, device_type)
+
+
+def needs_plugin(device_type: str) -> bool:
+    """Return whether a type is served by a package of its own, not by a build of torch."""
+    return device_type in PLUGINS or device_type == torch._C._get_privateuse1_backend_name()
 
 
 def is_built(device_type: str) -> bool:
@@ -67,11 +82,10 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
     """
     name = label(device_type)
     if not is_built(device_type):
-        package_missing = device_type in PLUGINS
         return Accelerator(
             type=device_type,
             label=name,
-            reason="plugin not installed" if package_missing else "build without it",
+            reason="plugin not installed" if needs_plugin(device_type) else "build without it",
         )
     variables = visibility.variables_set(device_type, environ)
     seen, detail = count(device_type)
@@ -89,13 +103,26 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
             visibility=variables,
         )
     module = getattr(torch, device_type)
+    started = bool(_ask(module, "is_initialized"))  # before the questions below may start it
     return Accelerator(
         type=device_type,
         label=name,
         devices=tuple(_device(device_type, module, index) for index in range(seen)),
         visibility=variables,
-        in_use=_in_use(module, seen),
+        in_use=in_use(module, seen, started=started),
     )
+
+
+def in_use(module: ModuleType, seen: int, *, started: bool) -> int | None:
+    """Return the device on which this process holds memory, or that it has made the current one.
+
+    None where nothing shows that a device was chosen.
+    """
+    current = _ask(module, "current_device") or 0
+    held = {i: _ask(module, "memory_reserved", i) or 0 for i in range(seen if started else 0)}
+    if held.get(current) or not any(held.values()):
+        return current if held.get(current) or current else None
+    return max(held, key=lambda i: held[i])
 
 
 def count(device_type: str) -> tuple[int, str]:
@@ -131,20 +158,19 @@ def _device(device_type: str, module: ModuleType, index: int) -> DeviceInfo:
     )
 
 
-def _ask(module: ModuleType, function: str, index: int) -> Any:
+def free_memory(device: torch.device) -> int | None:
+    """Return the bytes that could be allocated on a device, or None where that is not known."""
+    module: ModuleType | None = getattr(torch, device.type, None)
+    answer = None if module is None else _ask(module, "mem_get_info", device.index)
+    return None if answer is None else int(answer[0])
+
+
+def _ask(module: ModuleType, function: str, *args: int) -> Any:
     """Call a function of a device module; None where it is missing or the backend cannot answer."""
-    call: Callable[[int], Any] | None = getattr(module, function, None)
+    call: Callable[..., Any] | None = getattr(module, function, None)
     if call is None:
         return None
     try:
-        return call(index)
-    except (RuntimeError, AssertionError, AttributeError, ValueError):
+        return call(*args)
+    except Exception:  # as in count(): a plugin may raise anything
         return None
-
-
-def _in_use(module: ModuleType, seen: int) -> int | None:
-    """Return the device that the process has made the current one, unless it is the first."""
-    current = getattr(module, "current_device", None)
-    if current is None or seen == 1:
-        return None
-    return int(current()) or None

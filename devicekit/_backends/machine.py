@@ -76,16 +76,33 @@ class Machine:
         """
         module = getattr(torch, device_type, None)
         is_initialized = getattr(module, "is_initialized", None)
-        if module is None or (is_initialized is not None and not is_initialized()):
+        if module is None:
             return 0
-        return int(module.device_count())
+        try:
+            if is_initialized is not None and not is_initialized():
+                return 0
+            return int(module.device_count())
+        except Exception:  # a plugin may raise anything
+            return 0
 
     def current_index(self, device_type: str) -> int:
         """Return the index that a device without one means in this thread; starts nothing."""
         current = getattr(getattr(torch, device_type, None), "current_device", None)
         if current is None or not self.settled_count(device_type):
             return 0
-        return int(current())
+        try:
+            return int(current())
+        except Exception:  # a plugin may raise anything
+            return 0
+
+    def free_memory(self, device: torch.device) -> int | None:
+        """Return the bytes that could be allocated on a device, or None where that is not known.
+
+        Asks the runtime, which makes a context on the device: only for one about to be used.
+        """
+        if device.type == "cuda":
+            return cuda.free_memory(device)
+        return generic.free_memory(device)
 
 
 _REAL = Machine()

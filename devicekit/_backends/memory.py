@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 __all__ = ["parse_size"]
 
@@ -28,7 +29,7 @@ def parse_size(size: int | str | None) -> int:
     if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     match = (
-        re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", size)
+        re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([A-Za-z]*)\s*", size)
         if isinstance(size, str)
         else None
     )
@@ -41,4 +42,4 @@ def parse_size(size: int | str | None) -> int:
             f"or a text such as '8GiB' or '500MB'."
         )
         raise ValueError(msg)
-    return int(float(match.group(1)) * unit)
+    return int(Fraction(match.group(1)) * unit)

@@ -43,7 +43,10 @@ def visible(platform: str, environ: Mapping[str, str], uuids: Sequence[str]) -> 
             and "HIP_VISIBLE_DEVICES" in environ
         ):
             continue
-        left = [left[i] for i in select(value, [uuids[i] for i in left])]
+        if name == "ZE_AFFINITY_MASK":
+            left = _unmasked(value, len(uuids))
+        else:
+            left = [left[i] for i in select(value, [uuids[i] for i in left])]
     return left
 
 
@@ -82,5 +85,11 @@ def _by_uuid(entry: str, uuids: Sequence[str]) -> int | None:
 
 def _by_number(entry: str) -> int | None:
     """Read a number as C's `strtoul` does: blanks, a sign, then as many digits as there are."""
-    match = re.match(r"\s*\+?([0-9]+)", entry)
-    return int(match.group(1)) if match else None
+    match = re.match(r"\s*\+?0*([0-9]+)", entry)
+    return int(match.group(1)[:9]) if match else None  # Python limits the digits
+
+
+def _unmasked(mask: str, count: int) -> list[int]:
+    """Return what Level Zero's mask leaves, in its own order; `0.1` is a tile of device 0."""
+    numbers = {_by_number(entry) for entry in mask.split(",")}
+    return [i for i in range(count) if i in numbers or not mask.strip()]

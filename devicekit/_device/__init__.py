@@ -17,15 +17,15 @@ from devicekit._backends import (
 )
 from devicekit._device.choice import LAUNCHER_VARIABLES, Choice, choose
 from devicekit._device.refusal import unavailable
-from devicekit._device.spelling import parse, parse_type
-from devicekit._types import DeviceLike
+from devicekit._device.spelling import parse, parse_type, shown
+from devicekit._types import CPU, DeviceLike
 from devicekit.errors import DeviceError, DeviceUnavailableError
 
 __all__ = ["auto", "decide", "device", "devices"]
 
 _logger = logging.getLogger("devicekit")
 
-_CPU, _META = torch.device("cpu"), torch.device("meta")
+_CPU, _META = CPU, torch.device("meta")
 
 # Spellings whose meaning never changes. Looked up before anything else: `device()` stands in loops.
 _HOST: dict[object, torch.device] = {
@@ -76,13 +76,15 @@ def device(spec: DeviceLike, /) -> torch.device:
     """
     try:
         return _HOST[spec]
-    except (KeyError, TypeError):  # unhashable things are no device; parse() says so
+    except Exception:  # not there, or it refuses to be hashed in some way of its own
         pass
     machine = current_machine()
     if type(spec) is str or type(spec) is torch.device:
         found = _FOUND.get(spec)
         if found is not None and found.index < machine.settled_count(found.type):
             return found
+    if isinstance(spec, str):
+        spec = str.__str__(spec)  # NumPy's texts and enums are texts, with a `str()` of their own
         if spec == "auto":
             return auto()
     return _check(spec, machine)
@@ -97,20 +99,20 @@ def _forget_unsettled(machine: Machine) -> None:
 
 def _check(spec: DeviceLike, machine: Machine) -> torch.device:
     device_type, index = parse(spec)
-    requested = str(spec)
+    requested = str(spec) if isinstance(spec, (str, torch.device)) else shown(index)
     if device_type is None:
         types = machine.accelerator_types()
         if not types:
             msg = (
-                f"{spec!r} is not available: an index means a device of the current accelerator, "
-                f"and this build of torch ({torch.__version__}) has none. "
+                f"{requested} is not available: an index means a device of the current "
+                f"accelerator, and this build of torch ({torch.__version__}) has none. "
                 f"Here: cpu. Write 'cpu', or call devicekit.auto()."
             )
             raise DeviceUnavailableError(
                 msg, requested=requested, available=(_CPU,), reason="build without it"
             )
         device_type = types[0]
-        requested = f"{device_type}:{index}"
+        requested = f"{device_type}:{requested}"
     if device_type in ("cpu", "meta"):
         return _check_host(device_type, index, requested)
     if index is None:
@@ -131,8 +133,8 @@ def _check(spec: DeviceLike, machine: Machine) -> torch.device:
 def _check_host(device_type: str, index: int | None, requested: str) -> torch.device:
     if index:
         msg = (
-            f"{requested!r} is not available: there is one {device_type} device, and it has no "
-            f"number. Write {device_type!r}."
+            f"{shown(requested)} is not available: there is one {device_type} device, and it has "
+            f"no number. Write {device_type!r}."
         )
         raise DeviceUnavailableError(
             msg,
@@ -238,7 +240,7 @@ def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> C
         return Choice(device(requested), f"DEVICEKIT_DEVICE={requested}")
     except DeviceError as error:
         error.args = (
-            f"The environment variable DEVICEKIT_DEVICE is set to {requested!r}. {error}",
+            f"The environment variable DEVICEKIT_DEVICE is set to {shown(requested)}. {error}",
         )
         raise
 

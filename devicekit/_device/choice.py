@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from devicekit._backends import Accelerator, DeviceInfo, Machine
+from devicekit._device.spelling import shown
 from devicekit._types import Reason
 from devicekit.errors import DeviceUnavailableError, InvalidDeviceError
 
@@ -49,7 +50,6 @@ def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
         InvalidDeviceError: A launcher's variable does not hold a rank.
         DeviceUnavailableError: The launcher's rank has no device of its own.
     """
-    rank = _local_rank(machine.environ)
     passed: list[str] = []
     for device_type in types:
         if device_type == "cpu":
@@ -60,6 +60,7 @@ def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
         usable = [info for info in accelerator.devices if str(info.device) not in refused]
         if not usable:
             continue
+        rank = _local_rank(machine.environ)
         if rank is not None:
             return Choice(*_by_rank(*rank, accelerator, refused), tuple(passed))
         return Choice(*_most_free(usable, accelerator), tuple(passed))
@@ -95,7 +96,7 @@ def _by_rank(
     if index < len(seen):
         reason, trouble = seen[index].reason, f"{wanted} cannot be used ({refused[wanted]})"
     elif accelerator.visibility:
-        trouble += " ({}={!r})".format(*accelerator.visibility[0])
+        trouble += f" ({' and '.join(f'{n}={shown(v)}' for n, v in accelerator.visibility)})"
     free = tuple(info.device for info in seen if str(info.device) not in refused)
     msg = (
         f"{variable} is {rank}, but {trouble}. Start at most {len(free)} processes on this machine."
@@ -130,7 +131,7 @@ def _local_rank(environ: Mapping[str, str]) -> tuple[str, int] | None:
             continue
         if not re.fullmatch(r"[0-9]{1,9}", value):
             msg = (
-                f"The environment variable {variable} is {value!r}: expected the rank of this "
+                f"The environment variable {variable} is {shown(value)}: expected the rank of this "
                 f"process on its machine, a whole number from 0 on. "
                 f"Unset it where no launcher is used."
             )

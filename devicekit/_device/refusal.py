@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from devicekit._backends import PLUGINS, Accelerator, DeviceInfo, Machine
+from devicekit._device.spelling import shown
 from devicekit._types import Reason
 from devicekit.errors import DeviceUnavailableError
 
@@ -18,9 +19,8 @@ def unavailable(
     reason, cause = _cause(index, accelerator)
     here = _usable_devices(machine, accelerator)
     names = ", ".join(f"{info.device} ({info.name})" for info in here)
-    message = (
-        f"{requested!r} is not available: {cause}. Here: {names}. {_remedy(reason, accelerator)}"
-    )
+    remedy = _remedy(reason, accelerator)
+    message = f"{shown(requested)} is not available: {cause}. Here: {names}. {remedy}"
     return DeviceUnavailableError(
         message, requested=requested, available=tuple(info.device for info in here), reason=reason
     )
@@ -38,22 +38,23 @@ def _usable_devices(machine: Machine, known: Accelerator) -> list[DeviceInfo]:
 def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
     """Return why the device with this index cannot be used, as a reason and in words."""
     label, detail = accelerator.label, accelerator.detail
-    in_force = " and ".join(f"{name}={value!r}" for name, value in accelerator.visibility)
+    in_force = " and ".join(f"{name}={shown(value)}" for name, value in accelerator.visibility)
     seen = len(accelerator.devices)
     if index < seen:
         info = accelerator.devices[index]
         return info.reason or "driver failed", _cause_of_one(info, accelerator)
     if seen:
         count = f"this process sees {seen} {label} device{'s' if seen > 1 else ''}, numbered from 0"
-        if in_force and (accelerator.hidden is None or index < seen + accelerator.hidden):
+        if in_force and index < seen + (accelerator.hidden or 0):
             return "hidden by a visibility variable", f"{count}, because of {in_force}"
         return "index out of range", f"{count}{f' ({in_force})' if in_force else ''}"
     reason = accelerator.reason or "none visible"
-    package = PLUGINS.get(accelerator.type, "")
+    plugin = PLUGINS.get(accelerator.type, f"for {accelerator.type}")
+    maker = "AMD" if label == "ROCm" else "NVIDIA"
     words: dict[Reason, str] = {
         "build without it": f"this build of torch ({torch.__version__}) has no {label}",
-        "plugin not installed": f"the plugin {package} is not imported",
-        "no driver": "this machine has no NVIDIA driver, or this process cannot reach it",
+        "plugin not installed": f"the plugin {plugin} is not imported",
+        "no driver": f"this machine has no {maker} driver, or this process cannot reach it",
         "driver too old": f"the driver is too old for this build of torch ({accelerator.runtime})",
         "driver failed": f"{label} did not start",
         "none visible": f"the driver sees no {label} device",
@@ -71,21 +72,24 @@ def _cause_of_one(info: DeviceInfo, accelerator: Accelerator) -> str:
         )
         built = " ".join(accelerator.architectures)
         return f"{info.name} has {has}, and this build of torch has kernels for {built} only"
-    return f"{accelerator.label} counts {info.name} and does not start"
+    return f"{accelerator.label} counts this device and does not start"
 
 
 def _remedy(reason: Reason, accelerator: Accelerator) -> str:
     variable = " and ".join(name for name, _ in accelerator.visibility)
+    may_be_hidden = variable and accelerator.hidden is None
     remedies: dict[Reason, str] = {
         "build without it": f"Install a build of torch with {accelerator.label}, "
         "or call devicekit.auto().",
-        "plugin not installed": f"Install and import {PLUGINS.get(accelerator.type, 'it')} first.",
-        "no driver": "Install NVIDIA's driver (in a container: start it with its GPUs), "
+        "plugin not installed": "Install and import "
+        f"{PLUGINS.get(accelerator.type, 'its package')} first.",
+        "no driver": "Install the driver (in a container: start it with its GPUs), "
         "or call devicekit.auto().",
         "driver too old": "Update the driver, or install a build of torch for an older CUDA.",
         "driver failed": "Run 'python -m devicekit' for the diagnosis.",
         "none visible": "Run 'python -m devicekit' for the diagnosis, or call devicekit.auto().",
-        "index out of range": f"Use an index below {len(accelerator.devices)}.",
+        "index out of range": f"Use an index below {len(accelerator.devices)}"
+        + (f", or change {variable} before the program starts." if may_be_hidden else "."),
         "hidden by a visibility variable": f"Change {variable} before the program "
         "starts, or unset it.",
         "architecture not in this build": "Install a build of torch for this GPU, "

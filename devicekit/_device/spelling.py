@@ -7,14 +7,15 @@ The text is read here and not by torch, which keeps the index in eight bits:
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 
 import torch
 
-from devicekit._backends import PLUGINS, known_accelerators
+from devicekit._backends import PLUGINS, current_machine, known_accelerators
 from devicekit.errors import InvalidDeviceError
 
-__all__ = ["MAX_INDEX", "parse", "parse_type"]
+__all__ = ["MAX_INDEX", "parse", "parse_type", "shown"]
 
 MAX_INDEX = 127
 """The largest index that a `torch.device` can hold."""
@@ -64,43 +65,61 @@ def parse(spec: object) -> tuple[str | None, int | None]:
     """
     if isinstance(spec, torch.device):
         return _parse_device(spec)
-    if isinstance(spec, int) and not isinstance(spec, bool):
-        if spec < 0:
-            msg = (
-                f"{spec!r} is not a device: indices start at 0. "
-                f"Write 'cpu' for the CPU, or call devicekit.auto()."
-            )
-            raise InvalidDeviceError(msg)
-        return None, spec
-    if not isinstance(spec, str):
+    if isinstance(spec, str):
+        match = _SPELLING.fullmatch(spec)
+        if match is None or match.group(1) not in _types():
+            raise InvalidDeviceError(_not_a_device(spec))
+        index = match.group(2)
+        return match.group(1), None if index is None else int(index[:9])  # Python limits the digits
+    number = _index(spec)
+    if number is None:
         raise InvalidDeviceError(_not_text(spec))
-    match = _SPELLING.fullmatch(spec)
-    if match is None or match.group(1) not in _types():
-        raise InvalidDeviceError(_not_a_device(spec))
-    index = match.group(2)
-    return match.group(1), None if index is None else int(index[:9])  # Python limits the digits
+    if number < 0:
+        raise InvalidDeviceError(_negative(spec))
+    return None, number
 
 
 def parse_type(name: object) -> str:
-    """Return `name` if it is a device type without an index.
+    """Return `name` if it is a device type that can be preferred, without an index.
 
     Raises:
         InvalidDeviceError: It is not.
     """
-    if isinstance(name, str) and name in _types():
-        return name
+    if isinstance(name, str) and name in _types() and name != "meta":
+        return str.__str__(name)
     msg = (
-        f"{name!r} is not a device type: expected a name such as 'cuda', 'xpu', 'mps' or 'cpu', "
-        f"without an index."
+        f"{shown(name)} is not a device type: expected a name such as 'cuda', 'xpu', 'mps' or "
+        f"'cpu', without an index."
     )
     raise InvalidDeviceError(msg)
+
+
+def shown(value: object) -> str:
+    """Return `repr(value)`, shortened; never raises, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # an int has too many digits for Python, another object anything at all
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= 120 else f"{text[:80]}...{text[-30:]}"
 
 
 def _types() -> tuple[str, ...]:
     return ("cpu", "meta", *known_accelerators(), *PLUGINS, *_UNUSED_TYPES)
 
 
+def _index(spec: object) -> int | None:
+    """Return what `spec` counts, as NumPy's integers do too; None for other things and truths."""
+    if isinstance(spec, (bool, torch.Tensor)):
+        return None
+    try:
+        return int(operator.index(spec))  # type: ignore[arg-type]
+    except Exception:  # whatever an object may raise, it is no number
+        return None
+
+
 def _parse_device(spec: torch.device) -> tuple[str, int | None]:
+    if spec.type not in _types():  # torch's internal "hip", which is "cuda" to its users
+        raise InvalidDeviceError(_not_a_device(str(spec)))
     if spec.index is not None and not 0 <= spec.index <= MAX_INDEX:
         msg = (
             f"{spec!r} is not a device: torch keeps indices from 0 to {MAX_INDEX}, so the number "
@@ -115,25 +134,43 @@ def _not_text(spec: object) -> str:
     if spec is None:
         return f"None is not a device: {expected}. Call devicekit.auto() for the best device here."
     kind = type(spec).__name__
-    hint = f" Did you mean {spec.decode('ascii', 'replace')!r}?" if isinstance(spec, bytes) else ""
-    return f"{spec!r} is not a device but of type {kind}: {expected}.{hint}"
+    hint = (
+        f" Did you mean {shown(spec.decode('ascii', 'replace'))}?"
+        if isinstance(spec, bytes)
+        else ""
+    )
+    return f"{shown(spec)} is not a device but of type {kind}: {expected}.{hint}"
+
+
+def _negative(spec: object) -> str:
+    return (
+        f"{shown(spec)} is not a device: indices start at 0. "
+        f"Write 'cpu' for the CPU, or call devicekit.auto()."
+    )
 
 
 def _not_a_device(spec: str) -> str:
+    this = shown(spec)
     if spec.strip().lower() in ("gpu", "accelerator"):
         return (
-            f"{spec!r} is not a device: expected the kind of GPU. Write 'cuda' for one of NVIDIA "
+            f"{this} is not a device: expected the kind of GPU. Write 'cuda' for one of NVIDIA "
             f"or AMD, 'xpu' for Intel, 'mps' for Apple, or call devicekit.auto()."
         )
-    if re.search(r"[,;\-]\s*[0-9]", spec) and re.search(r"[0-9]\s*[,;\-]", spec):
-        return f"{spec!r} is not a device but several: expected one, such as 'cuda:0'."
-    if re.search(r":\s*-\s*[0-9]", spec):
-        return f"{spec!r} is not a device: indices start at 0. Write an index such as in 'cuda:0'."
+    if re.match(r"\s*(GPU|MIG)-", spec):
+        return (
+            f"{this} is not a device but the UUID of one: expected its number, such as in "
+            f"'cuda:0'. Set CUDA_VISIBLE_DEVICES to the UUID before the program starts, and "
+            f"write 'cuda'."
+        )
+    if re.search(r"\w\s*[,;]\s*\w|[0-9]\s*-\s*[0-9]", spec):
+        return f"{this} is not a device but several: expected one, such as 'cuda:0'."
+    if re.search(r"(^|:)\s*-\s*[0-9]", spec):
+        return _negative(spec)
     meant = _meant(spec)
     if meant is not None:
-        return f"{spec!r} is not a device. Did you mean {meant!r}?"
+        return f"{this} is not a device. Did you mean {meant!r}?"
     return (
-        f"{spec!r} is not a device: expected 'cpu', 'cuda', 'xpu', 'mps' or 'meta', with an index "
+        f"{this} is not a device: expected 'cpu', 'cuda', 'xpu', 'mps' or 'meta', with an index "
         f"where there are several ('cuda:1'), or 'auto'. "
         f"Call devicekit.devices() for those that are here."
     )
@@ -141,6 +178,8 @@ def _not_a_device(spec: str) -> str:
 
 def _meant(spec: str) -> str | None:
     """Return what was probably meant: letters, whatever stands between, and a number."""
+    if len(spec) > 40:  # nobody's slip of the pen, and slow to match
+        return None
     match = re.fullmatch(r"[\s'\"(]*([A-Za-z_]*?)[\s:=_.\-/@#\[(]*([0-9]*)[\s:\])'\"]*", spec)
     if match is None:
         return None
@@ -148,11 +187,12 @@ def _meant(spec: str) -> str | None:
     if not name and not number:
         return None
     if name in ("", "gpu", "device"):
-        name = next(iter(known_accelerators()))
+        name = next(iter(current_machine().accelerator_types()), "cuda")
     name = _ALIASES.get(name, name)
-    if name not in _types():
-        near = difflib.get_close_matches(name, [*_types(), *_ALIASES], n=1, cutoff=0.6)
+    candidates = (*_types(), "auto")
+    if name not in candidates:
+        near = difflib.get_close_matches(name, [*candidates, *_ALIASES], n=1, cutoff=0.7)
         if not near:
             return None
         name = _ALIASES.get(near[0], near[0])
-    return f"{name}:{int(number)}" if number else name
+    return f"{name}:{int(number)}" if number and name not in ("cpu", "meta", "auto") else name

@@ -132,14 +132,14 @@ def state_of(x: object) -> Iterator[tuple[Attribute, Any]]:
     """Yield the attributes that an object itself holds, in its `__dict__` and in slots."""
     for name, value in getattr(x, "__dict__", {}).items():
         yield Attribute(name), value
-    for name in _slots(type(x)):
+    for name in _slots(type(x)):  # type: ignore[arg-type]  # mypy: a class is hashable
         value = _slot(x, name)
         if value is not _EMPTY:
             yield Attribute(name), value
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(cls: Any) -> tuple[str, ...]:
+def _slots(cls: type[Any]) -> tuple[str, ...]:
     names: list[str] = []
     for base in cls.__mro__:
         declared = base.__dict__.get("__slots__", ())

@@ -28,15 +28,14 @@ from devicekit._tree.kinds import (
     registered,
 )
 from devicekit._tree.walk import holds_tensors
-from devicekit._types import Apply
+from devicekit._types import CPU, Apply
 
 __all__ = ["Job", "LeafError", "forget_types", "rebuild"]
 
 Handler = Callable[[Any, "Job", int], Any]
 
 _MAX_DEPTH = 200  # levels that the fast way goes down; each takes two frames of Python's thousand
-_SHALLOW = 12  # levels within which containers are not counted
-_MAX_DEEP = 10_000  # containers below that, before sharing is suspected
+_MAX_DEEP = 1_000  # containers on every eighth level, before it looks as if walking would not end
 
 
 class LeafError(Exception):
@@ -54,58 +53,46 @@ class _TangledError(Exception):
 class Job:
     """One call of `rebuild`: where tensors go and how, and what was met on the way.
 
+    What is rarely set stands in the class: a job is made for every batch.
+
     Attributes:
         device: Tensors that are there stay as they are.
-        to_args: The arguments of `Tensor.to` for the others.
-        send: What sends a tensor where plain `Tensor.to` will not do, or None.
-        send_object: Sends an object with a `.to` of its own, a module or an optimizer; returns the
-            object to use.
-        skip: Keys and attribute names whose values stay as they are.
         memo: What became of each object that changed, by its id.
-        kept: What must live as long as its id stands in the memo.
+        skip: Keys and attribute names whose values stay as they are.
         strangers: Objects that hold tensors and that nothing here knows how to rebuild.
+        kept: What must live as long as its id stands in the memo.
+        deep: How many containers were met far down.
     """
 
-    __slots__ = (
-        "deep",
-        "device",
-        "kept",
-        "memo",
-        "send",
-        "send_object",
-        "skip",
-        "strangers",
-        "to_args",
-    )
+    skip: Collection[str] = ()
+    strangers: tuple[Any, ...] = ()
+    kept: tuple[Any, ...] = ()
+    deep: int = 0
 
-    def __init__(
-        self,
-        device: torch.device,
-        to_args: tuple[Any, ...],
-        send_object: Callable[[Any], Any],
-        send: Callable[[Tensor], Tensor] | None = None,
-        skip: Collection[str] = (),
-    ) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.to_args = to_args
-        self.send = send
-        self.send_object = send_object
-        self.skip = skip
         self.memo: dict[int, Any] = {}
-        self.strangers: list[Any] = []
-        self.kept: list[Any] = []
-        self.deep = 0
+
+    def is_plain(self) -> bool:
+        """Return whether `tensor.to(device)` is all there is to sending a tensor."""
+        return True
+
+    def send(self, tensor: Tensor) -> Tensor:
+        """Send a tensor that is elsewhere, where there is more to it."""
+        return tensor.to(self.device)
+
+    def send_object(self, x: Any) -> Any:
+        """Send an object that moves itself, and return the object to use."""
+        return x
 
 
 def rebuild(x: Any, job: Job) -> Any:
-    """Return `x` with its tensors on the job's device: the very same object where they all are already.
+    """Return `x` with its tensors on the job's device: the same object where they all are there.
 
     Raises:
         LeafError: A tensor or an object could not be sent.
     """
     cls = type(x)
-    if cls is Tensor:
-        return x if x.device == job.device else _send(x, job)
     handler = _HANDLERS[cls] if cls in _HANDLERS else _learn(cls)
     if handler is None:
         return x
@@ -115,15 +102,6 @@ def rebuild(x: Any, job: Job) -> Any:
         return handler(x, job, 0)
     except (_TangledError, RecursionError):
         return rebuild_tangled(x, job)
-
-
-def _send(tensor: Tensor, job: Job) -> Tensor:
-    try:
-        return tensor.to(*job.to_args) if job.send is None else job.send(tensor)
-    except RecursionError:
-        raise
-    except Exception as error:
-        raise LeafError(tensor) from error
 
 
 # ---- the fast way --------------------------------------------------------------------------------
@@ -137,27 +115,33 @@ def _walk(
     depth: int,
 ) -> Any:
     """Return `x`, or `thaw(x)` with the parts that changed replaced."""
-    if depth > _SHALLOW:
+    if not depth & 7:  # every eighth level: does this end, and is Python's stack deep enough?
         job.deep += 1
         if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
             raise _TangledError
     device = job.device
+    on_cpu = device is CPU
     memo = job.memo
+    plain: bool | None = None
     out = x
     for key, value in parts:
         cls = type(value)
         if cls is Tensor:
-            if value.device == device:
+            # The question `is_cpu` takes half the time of comparing devices.
+            if value.is_cpu if on_cpu else value.device == device:
                 continue
-            new = memo.get(id(value))
+            ref = id(value)
+            new = memo.get(ref)
             if new is None:
-                try:  # inlined: a call for each tensor is what a batch of small ones would notice
-                    new = value.to(*job.to_args) if job.send is None else job.send(value)
+                if plain is None:
+                    plain = job.is_plain()
+                try:
+                    new = value.to(device) if plain else job.send(value)
                 except RecursionError:
                     raise
                 except Exception as error:
                     raise LeafError(value) from error
-                memo[id(value)] = new
+                memo[ref] = new
         else:
             try:
                 handler = _HANDLERS[cls]
@@ -178,8 +162,15 @@ def _walk(
 
 
 def _tensor(x: Tensor, job: Job, depth: int) -> Tensor:
-    """A `Parameter` or another subclass; plain tensors are compared in `_walk` itself."""
-    return x if x.device == job.device else _send(x, job)
+    """Send a tensor; in containers plain ones are sent by `_walk` itself."""
+    if x.device == job.device:
+        return x
+    try:
+        return job.send(x)
+    except RecursionError:
+        raise
+    except Exception as error:
+        raise LeafError(x) from error
 
 
 def _dict(x: dict[Any, Any], job: Job, depth: int) -> Any:
@@ -221,7 +212,7 @@ def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
 def _other(kind: Kind) -> Handler:
     def handler(x: Any, job: Job, depth: int) -> Any:
         parts = list(kind.parts(x))
-        job.kept.append(parts)
+        job.kept += (parts,)
         changes = _walk(x, parts, _no_changes, job, depth)
         return x if changes is x else kind.rebuild(x, changes)
 
@@ -249,7 +240,7 @@ def _registered(apply: Apply[Any]) -> Handler:
             nonlocal changed
             new = job.memo.get(id(part))
             if new is None:
-                job.kept.append(part)
+                job.kept += (part,)
                 new = rebuild(part, job)
                 if new is not part:
                     job.memo[id(part)] = new
@@ -269,7 +260,7 @@ def _registered(apply: Apply[Any]) -> Handler:
 
 def _stranger(x: Any, job: Job, depth: int) -> Any:
     if holds_tensors(x):
-        job.strangers.append(x)
+        job.strangers += (x,)
     return x
 
 
@@ -335,7 +326,7 @@ def rebuild_tangled(root: Any, job: Job) -> Any:
     that changed is found from the inside out; and only that is rebuilt.
     """
     nodes = _survey(root, job)
-    job.kept.append(nodes)
+    job.kept += (nodes,)
     changed = _containing(nodes, job)
     _put_together(root, nodes, changed, job)
     return job.memo.get(id(root), root)

@@ -39,6 +39,15 @@ def walk(
         opaque: Look into the latter two as well; modules and optimizers stay leaves.
         limit: How many objects to look at.
     """
+    for place, x, is_leaf in _visit(root, opaque=opaque, limit=limit):
+        if is_leaf:
+            yield _path(path, place), x
+
+
+def _visit(
+    root: Any, *, opaque: bool, limit: int | None = None
+) -> Iterator[tuple[_Place, Any, bool]]:
+    """Yield every object once, in order, with where it stands and whether it is a leaf."""
     seen: set[int] = set()
     stack: list[tuple[_Place, Any]] = [(None, root)]
     kept: list[Any] = []  # parts made on the fly must live as long as their ids are in `seen`
@@ -49,13 +58,13 @@ def walk(
             continue
         seen.add(id(x))
         if isinstance(x, Tensor) or _is_torch_object(cls):
-            yield _path(path, place), x
+            yield place, x, True
             continue
         known = registered(cls) is not None or (not moves_itself(cls) and kind_of(cls) is not None)
         if not known and is_atom(cls) and not moves_itself(cls):
             continue
+        yield place, x, not known and not opaque
         if not known and not opaque:
-            yield _path(path, place), x
             continue
         parts = list(parts_of(x))
         kept.append(parts)
@@ -90,7 +99,8 @@ def _step(key: Any, container: Any) -> str:
 
 def path_of(leaf: Any, root: Any, path: str) -> str:
     """Return the path at which a leaf stands in a structure, or the structure's own."""
-    return next((p for p, x in walk(root, path, opaque=True) if x is leaf), path)
+    found = (place for place, x, _ in _visit(root, opaque=True) if x is leaf)
+    return _path(path, next(found, None))
 
 
 def holds_tensors(x: Any) -> bool:

@@ -59,6 +59,9 @@ def install(devices: int = 2) -> Driver:
 def _inject_functions(driver: Driver) -> None:
     import torch
 
+    core: Any = torch._C
+    cuda: Any = torch.cuda
+
     def check(index: int) -> int:
         if not 0 <= index < driver.device_count():
             msg = (
@@ -113,7 +116,7 @@ def _inject_functions(driver: Driver) -> None:
         "synchronize": lambda: driver.synchronize(driver.current_device()),
     }
     for name, function in functions.items():
-        setattr(torch._C, f"_cuda_{name}", function)
+        setattr(core, f"_cuda_{name}", function)
     runtime = types.ModuleType("torch._C._cudart")
     vars(runtime).update(
         cudaError=type("cudaError", (int,), {"success": 0}),
@@ -122,10 +125,9 @@ def _inject_functions(driver: Driver) -> None:
     )
 
     # torch.cuda copied these names, or stand-ins for them, when it was imported.
-    cuda: Any = torch.cuda
-    cuda._cudart = torch._C._cudart = runtime  # type: ignore[attr-defined]
+    cuda._cudart = core._cudart = runtime
     cuda._exchange_device = cuda._maybe_exchange_device = exchange_device
-    cuda._is_in_bad_fork = torch._C._cuda_isInBadFork
+    cuda._is_in_bad_fork = functions["isInBadFork"]
     cuda._device_count_nvml = lambda: -1  # "ask CUDA instead": there may be a real driver here
     torch.backends.cuda.is_built = lambda: True
     # Without cuDNN: its stand-in in a CPU build warns whenever an LSTM asks for it.
@@ -135,6 +137,7 @@ def _inject_functions(driver: Driver) -> None:
 def _inject_classes(driver: Driver) -> None:
     import torch
 
+    core: Any = torch._C
     cuda: Any = torch.cuda
 
     class Properties:
@@ -166,7 +169,7 @@ def _inject_classes(driver: Driver) -> None:
         if stream is not None:
             torch._C._accelerator_setStream(stream)
 
-    cuda._CudaDeviceProperties = torch._C._CudaDeviceProperties = Properties  # type: ignore[attr-defined]
+    cuda._CudaDeviceProperties = core._CudaDeviceProperties = Properties
     cuda._get_device_properties = Properties
     cuda.Stream = cuda.streams.Stream = Stream
     cuda.Event = cuda.streams.Event = Event
@@ -190,6 +193,7 @@ def _poison_forks() -> None:
     """Let the first use of CUDA in a forked child fail if the parent had initialised it."""
     import torch
 
+    core: Any = torch._C
     cuda: Any = torch.cuda
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_python.so"))
     # torch::utils::set_requires_device_init(c10::DeviceType, bool)
@@ -198,7 +202,7 @@ def _poison_forks() -> None:
 
     def in_child() -> None:
         if cuda._initialized:
-            cuda._is_in_bad_fork = torch._C._cuda_isInBadFork = lambda: True
+            cuda._is_in_bad_fork = core._cuda_isInBadFork = lambda: True
             require_init(ctypes.c_int8(cuda_type), ctypes.c_bool(True))
 
     os.register_at_fork(after_in_child=in_child)

@@ -27,9 +27,11 @@ def install(devices: int = 2) -> Driver:
     import torch
 
     driver = Driver(build("plugin"), devices=devices)
-    torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _device_module(driver))
-    torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
+    utils: Any = torch.utils
+    utils.rename_privateuse1_backend(NAME)
+    register: Any = torch._register_device_module
+    register(NAME, _device_module(driver))
+    utils.generate_methods_for_privateuse1_backend(for_storage=True)
     return driver
 
 

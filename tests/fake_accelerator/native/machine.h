@@ -61,19 +61,19 @@ void* tag(void* p, int device) {
 
 // State
 
-using StreamKey = std::pair<int, int64_t>;    // device, id
-using Clock = std::map<StreamKey, int64_t>;   // per stream: the last task known to come before
+using StreamKey = std::pair<int, int64_t>;   // device, id
+using Clock = std::map<StreamKey, int64_t>;  // per stream: the last task known to come before
 
 // What is known of one allocation. A queued copy shares it, so that memory given back too early
 // is poisoned, as a new owner would overwrite it, and never a use after free in this process.
 struct Block {
   void* raw = nullptr;
   size_t bytes = 0;
-  StreamKey home;                  // the stream that it was allocated on
-  std::set<StreamKey> recorded;    // by record_stream
+  StreamKey home;                       // the stream that it was allocated on
+  std::set<StreamKey> recorded;         // by record_stream
   std::pair<StreamKey, int64_t> write;  // the task that wrote last
-  Clock reads;                     // the tasks that have read since
-  std::set<StreamKey> queued;      // streams with a copy that has not happened yet
+  Clock reads;                          // the tasks that have read since
+  std::multiset<StreamKey> queued;      // of each copy that has not happened yet: its stream
 
   void poison() const { memset(raw, kPoison, bytes); }
   ~Block() {

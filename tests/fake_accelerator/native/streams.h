@@ -36,7 +36,7 @@ void drain(const StreamKey& key, int64_t number = INT64_MAX) {
   }
 }
 
-// The host waits for a stream (up to a task), and knows it afterwards.
+// The host waits for a stream: what it issues from now on, anywhere, comes after.
 void wait_for(const StreamKey& key) {
   auto guard = lock();
   drain(key);
@@ -63,7 +63,8 @@ BlockPtr block_of(const at::Tensor& t) {
   return it == machine().blocks.end() ? nullptr : it->second;
 }
 
-// A vector-clock race detector: `task` of stream `by` uses the memory of `t`.
+// A race detector on vector clocks: the newest task of stream `by` uses the memory of `t`. Kernels
+// have run by the time that another stream comes too early, so values alone cannot show all races.
 void touch(const at::Tensor& t, const StreamKey& by, bool writes) {
   auto guard = lock();
   auto block = machine().async ? block_of(t) : nullptr;

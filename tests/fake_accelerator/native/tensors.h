@@ -198,7 +198,7 @@ void copy_later(const at::Tensor& dst, const at::Tensor& src, bool staged) {
   queue.push_back({number, [=, host = (on_device(dst) ? src : dst).storage()] {
     at::AutoDispatchBelowADInplaceOrView below;
     to.copy_(from);
-    block->queued.erase(stream);
+    block->queued.erase(block->queued.find(stream));  // one of them, not all
   }});
 }
 

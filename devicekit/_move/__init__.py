@@ -1,0 +1,217 @@
+"""Send data, modules and optimizers to a device."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.optim import Optimizer
+
+from devicekit._device import auto
+from devicekit._device import device as checked_device
+from devicekit._inspect import execution_device, strays_of
+from devicekit._move.traced import move_traced
+from devicekit._move.transfer import CarefulTransfer, Transfer, explain
+from devicekit._tree import LeafError, path_of, rebuild
+from devicekit._types import CPU, DeviceLike
+from devicekit.errors import InvalidDeviceError, MoveError, NoDeviceError
+
+__all__ = ["move"]
+
+_T = TypeVar("_T")
+_NOWHERE: Any = object()
+_DEVICE_LIKE = (torch.device, str, int)
+
+
+@overload
+def move(
+    x: _T,
+    /,
+    *,
+    non_blocking: bool | None = ...,
+    skip_keys: Collection[str] = ...,
+    downcast: bool = ...,
+    strict: bool = ...,
+) -> _T: ...
+@overload
+def move(
+    x: _T,
+    device: DeviceLike,
+    /,
+    *,
+    non_blocking: bool | None = ...,
+    skip_keys: Collection[str] = ...,
+    downcast: bool = ...,
+    strict: bool = ...,
+) -> _T: ...
+@overload
+def move(
+    model: nn.Module,
+    batch: _T,
+    /,
+    *,
+    non_blocking: bool | None = ...,
+    skip_keys: Collection[str] = ...,
+    downcast: bool = ...,
+    strict: bool = ...,
+) -> _T: ...
+def move(
+    x: Any,
+    where: Any = _NOWHERE,
+    /,
+    *,
+    non_blocking: bool | None = None,
+    skip_keys: Collection[str] = (),
+    downcast: bool = False,
+    strict: bool = False,
+) -> Any:
+    """Return `x` on a device, or a batch on the device of a model.
+
+    `move(x)` sends `x` to `auto()`, `move(x, device)` to that device, and `move(model, batch)`
+    sends the batch to where the model's inputs belong (see `device_of`).
+
+    Containers come back as what they are, with everything they carry, and are never changed: where
+    something has to move there is a new one, where nothing has to it is the very same object. A
+    tensor or container met twice stays one, and structures may hold themselves. Objects with a
+    `.to` of their own are sent by it. Texts, numbers, arrays, types and functions pass through.
+
+    A module moves in place and is returned, and so does an optimizer, whose state goes to its
+    parameters. It is checked first and put back if anything fails. Parameters and buffers keep
+    their identity, so that an optimizer made before keeps training the model.
+
+    Args:
+        x: What to move; a model if a batch follows.
+        where: A device, or a batch for the model.
+        non_blocking: None lets a copy run on while the program continues exactly where that is
+            safe: from pinned memory to a CUDA or XPU device. Such a buffer must not be filled
+                again right away; pass False if it is.
+            With True, copies towards the CPU are issued together and waited for once. What is
+            returned can always be read.
+        skip_keys: Keys and attribute names whose values stay where they are, at every depth.
+        downcast: Towards MPS, turn float64 into float32 and complex128 into complex64 instead of
+            refusing them.
+        strict: Raise for an object that holds tensors and that nothing is known about, instead of
+            warning.
+
+    Returns:
+        `x`, or the batch, there.
+
+    Raises:
+        InvalidDeviceError: The second argument is neither a device nor a batch for a model.
+        DeviceUnavailableError: The device does not exist here, whether or not there is anything to
+            move.
+        NoDeviceError: A batch was given for a model that holds no tensor.
+        MoveError: Something could not be moved; `path` says what. Nothing has changed.
+
+    Warns:
+        UserWarning: Something that holds tensors was left behind; it is named.
+
+    Examples:
+        >>> import devicekit, torch
+        >>> model = devicekit.move(torch.nn.Linear(3, 1), "cpu")
+        >>> batch = {"x": torch.ones(2, 3), "ids": ["a", "b"]}
+        >>> devicekit.move(model, batch) is batch  # everything is there
+        True
+        >>> devicekit.move(batch, "meta")["x"].device
+        device(type='meta')
+    """
+    cls = type(x)
+    if cls is Tensor and type(where) is torch.device and x.device == where:
+        return x
+    if is_dynamo_compiling():
+        return move_traced(x, None if where is _NOWHERE else where)
+    if isinstance(where, _DEVICE_LIKE):
+        target = checked_device(where)
+        if cls is not dict and isinstance(x, Optimizer):
+            raise InvalidDeviceError(_NO_PLACE_OF_ITS_OWN.format(where))
+    elif where is _NOWHERE:
+        target = auto()
+    else:
+        target = _device_for_batch(x, where)
+        x = where
+    if non_blocking is None and not skip_keys and not downcast:
+        job = Transfer(target)
+    else:
+        skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys)
+        job = CarefulTransfer(target, non_blocking=non_blocking, skip=skip, downcast=downcast)
+    try:
+        moved = rebuild(x, job)
+        if moved is not x:
+            job.finish()
+        if strict and job.strangers:
+            message, path = _left_behind(x, job)
+            raise MoveError(message, path=path, target=target)
+    except LeafError as error:
+        job.undo()
+        raise explain(error, x, job) from error.__cause__
+    except BaseException:
+        job.undo()
+        raise
+    if job.strangers or job.relocations:
+        _warn_of_what_stayed(x, job)
+    return moved
+
+
+_NO_PLACE_OF_ITS_OWN = (
+    "an optimizer has no device of its own: its state belongs where its parameters are, and {!r} was "
+    "given. Move the model with move(model, device), then the state with move(optimizer)."
+)
+
+
+def _device_for_batch(model: Any, batch: Any) -> torch.device:
+    """Return where a batch for a model belongs; refuse what is no model and batch."""
+    if isinstance(model, nn.Module) and batch is not None:
+        device = execution_device(model)
+        if device is not None:
+            return CPU if device == CPU else device
+        msg = (
+            f"{type(model).__name__} holds no tensor, so it has no device to move a batch to. "
+            f"Name one: move(batch, device)."
+        )
+        raise NoDeviceError(msg)
+    if isinstance(model, _DEVICE_LIKE):
+        name = str(model)
+        msg = f"the data comes first: write move(batch, {name!r}), not move({name!r}, batch)."
+    elif isinstance(batch, nn.Module):
+        msg = "the model comes first: write move(model, batch), not move(batch, model)."
+    else:
+        msg = (
+            f"{batch!r} is neither a device nor a batch for a model: expected move(x), "
+            f"move(x, device) or move(model, batch). Leave it out for the best device here."
+        )
+    raise InvalidDeviceError(msg)
+
+
+def _left_behind(x: Any, job: Transfer) -> tuple[str, str]:
+    """Return what to say of objects that nothing is known about, and the path of the first."""
+    paths = list(dict.fromkeys(path_of(stranger, x, "batch") for stranger in job.strangers))
+    kinds = ", ".join(sorted({type(stranger).__name__ for stranger in job.strangers}))
+    return (
+        f"{', '.join(paths)} ({kinds}) holds tensors and was not moved to {job.device}: "
+        f"move() does not know the type. Give it a .to(device) method, or call "
+        f"devicekit.register().",
+        paths[0],
+    )
+
+
+def _warn_of_what_stayed(x: Any, job: Transfer) -> None:
+    if job.strangers:
+        warnings.warn(_left_behind(x, job)[0], stacklevel=3)
+    for relocation in job.relocations:
+        module = relocation.module
+        names = [
+            f"{path} ({tensor.device})"
+            for path, tensor in strays_of(module)
+            if tensor.device != job.device and tensor.dim() > 0
+        ]
+        if names:
+            msg = (
+                f"{type(module).__name__} was moved to {job.device}, but not "
+                f"{', '.join(names[:5])}: plain attributes, which Module.to does not move. "
+                f"Make them buffers with register_buffer(), or move them yourself."
+            )
+            warnings.warn(msg, stacklevel=3)
