@@ -225,12 +225,12 @@ def test_a_warm_device_is_not_checked_again() -> None:
     with FakeBox(PAIR) as box:
         torch.cuda.init()
         devicekit.device("cuda:1")
+        devicekit.device("cuda")
         box.calls.clear()
-        for spec in ("cuda:1", torch.device("cuda:1"), "cuda"):
-            devicekit.device(spec) if spec != "cuda" else None
+        found = [devicekit.device(s) for s in ("cuda:1", torch.device("cuda:1"), "cuda", "cuda:0")]
 
-        assert box.calls == []
-        assert devicekit.device(1) == torch.device("cuda:1")
+    assert [device.index for device in found] == [1, 1, 0, 0]
+    assert box.calls == []
 
 
 def test_nothing_found_before_the_start_is_believed_afterwards(

@@ -14,6 +14,7 @@ import torch
 
 from devicekit._backends import visibility
 from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._types import Reason
 
 __all__ = [
     "PLUGINS",
@@ -67,9 +68,7 @@ def is_built(device_type: str) -> bool:
         return torch.backends.mps.is_built()
     if device_type == "xpu":
         return getattr(torch.version, "xpu", None) is not None
-    if (
-        device_type == "mtia"
-    ):  # torch has the module in every build, and no question about the build
+    if device_type == "mtia":  # every build of torch has the module, and does not say more
         return False
     return hasattr(torch, device_type)
 
@@ -90,15 +89,11 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
     variables = visibility.variables_set(device_type, environ)
     seen, detail = count(device_type)
     if seen == 0:
-        hides = bool(variables) and not detail
+        quiet: Reason = "hidden by a visibility variable" if variables else "none visible"
         return Accelerator(
             type=device_type,
             label=name,
-            reason="driver failed"
-            if detail
-            else "hidden by a visibility variable"
-            if hides
-            else "none visible",
+            reason="driver failed" if detail else quiet,
             detail=detail,
             visibility=variables,
         )
@@ -140,9 +135,7 @@ def count(device_type: str) -> tuple[int, str]:
         try:
             usable = available is None or available()
             found = int(module.device_count()) if usable else 0
-        except (
-            Exception
-        ) as error:  # a plugin may raise anything: a broken one must not take the rest down
+        except Exception as error:  # a plugin may raise anything, and must not take the rest down
             return 0, f"{type(error).__name__}: {error}"
     return found, "" if found else " ".join(str(w.message) for w in caught)
 

@@ -43,11 +43,8 @@ def _available_memory() -> int | None:
 def _pages(name: str) -> int | None:
     try:
         return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
-    except (
-        AttributeError,
-        OSError,
-        ValueError,
-    ):  # Windows has no sysconf, macOS no SC_AVPHYS_PAGES
+    # Windows has no sysconf, macOS no SC_AVPHYS_PAGES.
+    except (AttributeError, OSError, ValueError):
         return None
 
 

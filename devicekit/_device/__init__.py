@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -246,7 +246,8 @@ def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> C
 
 
 def _types_in(prefer: str | Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(parse_type, [prefer] if isinstance(prefer, str) else prefer))
+    several = isinstance(prefer, Iterable) and not isinstance(prefer, str)
+    return tuple(map(parse_type, prefer if several else [prefer]))
 
 
 def _circumstances(machine: Machine) -> tuple[object, ...]:

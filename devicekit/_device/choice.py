@@ -114,13 +114,9 @@ def _most_free(usable: Sequence[DeviceInfo], accelerator: Accelerator) -> tuple[
     known = [(info.free_memory, info) for info in usable if info.free_memory is not None]
     if not known:
         return usable[0].device, f"the current {accelerator.label} device; free memory is not known"
-    free, best = max(
-        known, key=lambda pair: pair[0]
-    )  # the first of equals, which has the lowest index
-    return (
-        best.device,
-        f"the most free memory of {len(usable)} {accelerator.label} devices ({free} bytes)",
-    )
+    free, best = max(known, key=lambda pair: pair[0])  # of equals the first: the lowest index
+    what = f"the most free memory of {len(usable)} {accelerator.label} devices"
+    return best.device, f"{what} ({free} bytes)"
 
 
 def _local_rank(environ: Mapping[str, str]) -> tuple[str, int] | None:

@@ -123,7 +123,7 @@ def move(
     if cls is Tensor and type(where) is torch.device and x.device == where:
         return x
     if is_dynamo_compiling():
-        return move_traced(x, None if where is _NOWHERE else where)
+        return move_traced((x,) if where is _NOWHERE else (x, where))
     if isinstance(where, _DEVICE_LIKE):
         target = checked_device(where)
         if cls is not dict and isinstance(x, Optimizer):
@@ -134,7 +134,8 @@ def move(
         target = _device_for_batch(x, where)
         x = where
     if non_blocking is None and not skip_keys and not downcast:
-        job = Transfer(target)
+        job = Transfer()
+        job.device = target
     else:
         skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys)
         job = CarefulTransfer(target, non_blocking=non_blocking, skip=skip, downcast=downcast)
@@ -157,8 +158,8 @@ def move(
 
 
 _NO_PLACE_OF_ITS_OWN = (
-    "an optimizer has no device of its own: its state belongs where its parameters are, and {!r} was "
-    "given. Move the model with move(model, device), then the state with move(optimizer)."
+    "an optimizer has no device of its own: its state belongs where its parameters are, and {!r} "
+    "was given. Move the model with move(model, device), then the state with move(optimizer)."
 )
 
 

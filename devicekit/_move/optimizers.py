@@ -30,13 +30,13 @@ def move_optimizer(optimizer: Optimizer) -> Optimizer:
             device = parameter.device
             step_device = device if steps_on_device else torch.device("cpu")
             for key, value in state.items():
-                new = rebuild(value, Job(step_device if key == "step" else device))
+                new = rebuild(value, Job.towards(step_device if key == "step" else device))
                 if new is not value:
                     writes.append((state, key, new))
         if parameters:
             device = parameters[0].device if steps_on_device else torch.device("cpu")
             for key, value in group.items():
-                new = value if key == "params" else rebuild(value, Job(device))
+                new = value if key == "params" else rebuild(value, Job.towards(device))
                 if new is not value:
                     writes.append((group, key, new))
     for target, key, new in writes:

@@ -8,25 +8,50 @@ Containers are simply rebuilt, which tracing makes free.
 from __future__ import annotations
 
 import dataclasses
-from collections import UserDict
+from collections import UserDict, defaultdict
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from devicekit._device import auto
+from devicekit._device import device as checked_device
+from devicekit.errors import NoDeviceError
+
 __all__ = ["move_traced"]
 
 
-def move_traced(x: Any, where: Any) -> Any:
-    """Return `x` on the device `where`, or the batch `where` on the device of the model `x`."""
-    if isinstance(x, nn.Module) and not isinstance(where, (str, int, torch.device)):
-        return _traced(where, next(x.parameters()).device)
-    return _traced(x, torch.device(where))
+def move_traced(arguments: tuple[Any, ...]) -> Any:
+    """Return what `move(*arguments)` does; in a graph there is only data to move."""
+    if len(arguments) == 2 and isinstance(arguments[0], nn.Module):
+        model, where = arguments
+        if not isinstance(where, (str, int, torch.device)):
+            return _traced(where, _device_of(model))
+    return _traced(arguments[0], _target(*arguments[1:]))
+
+
+def _target(*where: Any) -> torch.device:
+    return checked_device(where[0]) if where else auto()
+
+
+# What `torch.compiler.assume_constant_result` does; calling that would import all of dynamo.
+_target._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for parameter in model.parameters():
+        return parameter.device
+    for buffer in model.buffers():
+        return buffer.device
+    msg = "The model holds no tensor, so it has no device to move a batch to. Name one."
+    raise NoDeviceError(msg)
 
 
 def _traced(x: Any, device: torch.device) -> Any:
     if isinstance(x, Tensor):
         return x if x.device == device else x.to(device)
+    if isinstance(x, defaultdict):
+        return defaultdict(x.default_factory, {k: _traced(v, device) for k, v in x.items()})
     if isinstance(x, (dict, UserDict)):
         new = {key: _traced(value, device) for key, value in x.items()}
         return new if type(x) is dict else type(x)(new)

@@ -89,7 +89,7 @@ class CarefulTransfer(Transfer):
         skip: frozenset[str],
         downcast: bool,
     ) -> None:
-        super().__init__(device)
+        self.device = device
         self.non_blocking = non_blocking
         self.skip = skip
         self.downcast = downcast

@@ -10,11 +10,13 @@ or that share so much that walking every path would not end, and calls that leav
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from devicekit._tree.kinds import (
     STRUCTURE,
@@ -53,7 +55,8 @@ class _TangledError(Exception):
 class Job:
     """One call of `rebuild`: where tensors go and how, and what was met on the way.
 
-    What is rarely set stands in the class: a job is made for every batch.
+    There is one for every batch, so making one costs next to nothing: `device` is set from outside,
+    and what is rarely set stands in the class.
 
     Attributes:
         device: Tensors that are there stay as they are.
@@ -69,9 +72,27 @@ class Job:
     kept: tuple[Any, ...] = ()
     deep: int = 0
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.memo: dict[int, Any] = {}
+    device: torch.device
+    memo: Mapping[int, Any] = types.MappingProxyType({})  # nothing, and no place to write to
+
+    @classmethod
+    def towards(cls, device: torch.device) -> Self:
+        """Return a new job, where time is not scarce."""
+        job = cls()
+        job.device = device
+        return job
+
+    def begin(self) -> bool:
+        """Get ready to send, and return what `is_plain` says."""
+        if not self.memo:
+            self.memo = {}
+        return self.is_plain()
+
+    def remember(self, x: Any, new: Any) -> None:
+        """Note what became of an object."""
+        if not self.memo:
+            self.memo = {}
+        self.memo[id(x)] = new  # type: ignore[index]  # a dict from here on
 
     def is_plain(self) -> bool:
         """Return whether `tensor.to(device)` is all there is to sending a tensor."""
@@ -93,12 +114,17 @@ def rebuild(x: Any, job: Job) -> Any:
         LeafError: A tensor or an object could not be sent.
     """
     cls = type(x)
-    handler = _HANDLERS[cls] if cls in _HANDLERS else _learn(cls)
+    try:
+        handler = _HANDLERS[cls]
+    except KeyError:
+        handler = _learn(cls)
     if handler is None:
         return x
-    if job.skip:
-        return rebuild_tangled(x, job)
     try:
+        if job.skip:
+            return rebuild_tangled(x, job)
+        if cls is dict:  # what most batches are
+            return _walk(x, x.items(), dict.copy, job, 0)
         return handler(x, job, 0)
     except (_TangledError, RecursionError):
         return rebuild_tangled(x, job)
@@ -115,13 +141,12 @@ def _walk(
     depth: int,
 ) -> Any:
     """Return `x`, or `thaw(x)` with the parts that changed replaced."""
-    if not depth & 7:  # every eighth level: does this end, and is Python's stack deep enough?
+    if depth & 7 == 7:  # on every eighth level: does this end, and is Python's stack enough?
         job.deep += 1
         if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
             raise _TangledError
     device = job.device
     on_cpu = device is CPU
-    memo = job.memo
     plain: bool | None = None
     out = x
     for key, value in parts:
@@ -130,18 +155,18 @@ def _walk(
             # The question `is_cpu` takes half the time of comparing devices.
             if value.is_cpu if on_cpu else value.device == device:
                 continue
+            if plain is None:
+                plain = job.begin()
             ref = id(value)
-            new = memo.get(ref)
+            new = job.memo.get(ref)
             if new is None:
-                if plain is None:
-                    plain = job.is_plain()
                 try:
                     new = value.to(device) if plain else job.send(value)
                 except RecursionError:
                     raise
                 except Exception as error:
                     raise LeafError(value) from error
-                memo[ref] = new
+                job.memo[ref] = new  # type: ignore[index]  # a dict since `begin`
         else:
             try:
                 handler = _HANDLERS[cls]
@@ -149,12 +174,15 @@ def _walk(
                 handler = _learn(cls)
             if handler is None:
                 continue
-            new = memo.get(id(value)) if memo else None
+            new = job.memo.get(id(value)) if job.memo else None
             if new is None:
-                new = handler(value, job, depth + 1)
+                if cls is dict:
+                    new = _walk(value, value.items(), dict.copy, job, depth + 1)
+                else:
+                    new = handler(value, job, depth + 1)
                 if new is value:
                     continue
-                memo[id(value)] = new
+                job.remember(value, new)
         if out is x:
             out = thaw(x)
         out[key] = new
@@ -166,7 +194,7 @@ def _tensor(x: Tensor, job: Job, depth: int) -> Tensor:
     if x.device == job.device:
         return x
     try:
-        return job.send(x)
+        return x.to(job.device) if job.is_plain() else job.send(x)
     except RecursionError:
         raise
     except Exception as error:
@@ -243,7 +271,7 @@ def _registered(apply: Apply[Any]) -> Handler:
                 job.kept += (part,)
                 new = rebuild(part, job)
                 if new is not part:
-                    job.memo[id(part)] = new
+                    job.remember(part, new)
             changed = changed or new is not part
             return new
 
@@ -357,7 +385,7 @@ def _survey(root: Any, job: Job) -> dict[int, _Node]:
         if kind is None:
             new = handler(x, job, 0)
             if new is not x:
-                job.memo[id(x)] = new
+                job.remember(x, new)
             continue
         parts = [(key, part) for key, part in kind.parts(x) if not _skipped(key, kind, job)]
         nodes[id(x)] = _Node(x, kind, parts)
@@ -408,7 +436,7 @@ def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Jo
                 continue
             entered.add(ref)
             if node.kind.hollow is not None:
-                job.memo[ref] = node.kind.hollow(node.x)
+                job.remember(node.x, node.kind.hollow(node.x))
             stack.append((ref, True))
             stack.extend((id(part), False) for _, part in node.parts)
             continue
@@ -417,4 +445,4 @@ def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Jo
         if node.kind.hollow is not None:
             node.kind.rebuild(node.x, changes, job.memo[ref])
         else:
-            job.memo[ref] = node.kind.rebuild(node.x, changes)
+            job.remember(node.x, node.kind.rebuild(node.x, changes))
