@@ -649,6 +649,13 @@ def test_every_type_that_torch_can_spell_is_known() -> None:
             id="variable-of-5000-digits",
         ),
         pytest.param(
+            FakeBox(PAIR, env={"CUDA_VISIBLE_DEVICES": "-"}),
+            "cuda",
+            "hidden by a visibility variable",
+            "CUDA_VISIBLE_DEVICES='-' leaves no CUDA device visible",
+            id="variable-that-torch-cannot-read",
+        ),
+        pytest.param(
             FakeBox(
                 PAIR, built="rocm", env={"ROCR_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "1"}
             ),

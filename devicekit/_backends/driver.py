@@ -69,11 +69,8 @@ def _from_pynvml() -> Driver | None:
         with warnings.catch_warnings():  # the package `pynvml` warns that it has another name now
             warnings.simplefilter("ignore")
             nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return None
-    try:
         nvml.nvmlInit()
-    except (nvml.NVMLError, OSError):
+    except Exception:  # not there, no driver, or a module of that name that is something else
         return None
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]

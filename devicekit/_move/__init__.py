@@ -120,12 +120,18 @@ def move(
         device(type='meta')
     """
     cls = type(x)
-    if cls is Tensor and type(where) is torch.device and x.device == where:
-        return x
+    if cls is Tensor and type(where) is torch.device:
+        if x.device == where:
+            return x
+        if where in _HOSTS and not non_blocking and not is_dynamo_compiling():
+            try:
+                return x.to(where)
+            except Exception as error:
+                raise explain(error, x, x, where) from error
     if is_dynamo_compiling():
         return move_traced((x,) if where is _NOWHERE else (x, where))
     if isinstance(where, _DEVICE_LIKE):
-        target = checked_device(where)
+        target = _HOSTS.get(where) or checked_device(where)
         if cls is not dict and isinstance(x, Optimizer):
             raise InvalidDeviceError(_NO_PLACE_OF_ITS_OWN.format(where))
     elif where is _NOWHERE:
@@ -148,13 +154,17 @@ def move(
             raise MoveError(message, path=path, target=target)
     except LeafError as error:
         job.undo()
-        raise explain(error, x, job) from error.__cause__
+        raise explain(error.__cause__, error.leaf, x, target) from error.__cause__
     except BaseException:
         job.undo()
         raise
-    if job.strangers or job.relocations:
+    if job.remarks:
         _warn_of_what_stayed(x, job)
     return moved
+
+
+# Devices that are always there, and that take whatever comes.
+_HOSTS: dict[object, torch.device] = {CPU: CPU, torch.device("meta"): torch.device("meta")}
 
 
 _NO_PLACE_OF_ITS_OWN = (

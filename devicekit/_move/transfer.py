@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 
 from devicekit._move.modules import Relocation, move_module
 from devicekit._move.optimizers import move_optimizer
-from devicekit._tree import Job, LeafError, path_of, walk
+from devicekit._tree import Job, path_of, walk
 from devicekit.errors import DeviceError, MoveError
 
 __all__ = ["CarefulTransfer", "Transfer"]
@@ -61,6 +61,7 @@ class Transfer(Job):
         """Send a module, an optimizer or an object with a `.to` of its own."""
         if isinstance(x, nn.Module):
             self.relocations += (move_module(x, self.device, narrower=self._narrower()),)
+            self.remarks = True
             return x
         if isinstance(x, Optimizer):
             return move_optimizer(x)
@@ -159,20 +160,21 @@ def _takes_non_blocking(to: Any) -> bool:
     )
 
 
-def explain(error: LeafError, root: object, transfer: Transfer) -> DeviceError:
+def explain(
+    cause: BaseException | None, leaf: object, root: object, device: torch.device
+) -> DeviceError:
     """Return the error for a leaf that could not be moved: where it stands, and why."""
-    cause = error.__cause__
-    path = path_of(error.leaf, root, "batch")
+    path = path_of(leaf, root, "batch")
     if isinstance(cause, MoveError):
         inner = cause.path
-        where = f"{path}.{inner}" if inner and error.leaf is not root else inner
-        return MoveError(str(cause), path=where, target=transfer.device)
+        where = f"{path}.{inner}" if inner and leaf is not root else inner
+        return MoveError(str(cause), path=where, target=device)
     if isinstance(cause, DeviceError):
         return cause
     reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
-    message = f"{path} could not be moved to {transfer.device}: {reason}."
-    if get_worker_info() is not None and transfer.device.type != "cpu":
+    message = f"{path} could not be moved to {device}: {reason}."
+    if get_worker_info() is not None and device.type != "cpu":
         message += (
             " This is a DataLoader worker: return CPU tensors from it, and call move() in the loop."
         )
-    return MoveError(message, path=path, target=transfer.device)
+    return MoveError(message, path=path, target=device)

@@ -10,8 +10,7 @@ or that share so much that walking every path would not end, and calls that leav
 from __future__ import annotations
 
 import dataclasses
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
@@ -60,7 +59,10 @@ class Job:
 
     Attributes:
         device: Tensors that are there stay as they are.
-        memo: What became of each object that changed, by its id.
+        memo: What became of each object that changed, by its id; `begin` gives one to write to.
+        begun: Whether there is a memo, because something has been sent.
+        plain: What `is_plain` said when the first tensor was sent.
+        remarks: Whether there is something to be said or done at the end.
         skip: Keys and attribute names whose values stay as they are.
         strangers: Objects that hold tensors and that nothing here knows how to rebuild.
         kept: What must live as long as its id stands in the memo.
@@ -73,7 +75,10 @@ class Job:
     deep: int = 0
 
     device: torch.device
-    memo: Mapping[int, Any] = types.MappingProxyType({})  # nothing, and no place to write to
+    memo: dict[int, Any]
+    begun: bool = False
+    plain: bool = True
+    remarks: bool = False
 
     @classmethod
     def towards(cls, device: torch.device) -> Self:
@@ -82,17 +87,13 @@ class Job:
         job.device = device
         return job
 
-    def begin(self) -> bool:
-        """Get ready to send, and return what `is_plain` says."""
-        if not self.memo:
+    def begin(self) -> dict[int, Any]:
+        """Get ready to send: return a memo to write to."""
+        if not self.begun:
+            self.begun = True
             self.memo = {}
-        return self.is_plain()
-
-    def remember(self, x: Any, new: Any) -> None:
-        """Note what became of an object."""
-        if not self.memo:
-            self.memo = {}
-        self.memo[id(x)] = new  # type: ignore[index]  # a dict from here on
+            self.plain = self.is_plain()
+        return self.memo
 
     def is_plain(self) -> bool:
         """Return whether `tensor.to(device)` is all there is to sending a tensor."""
@@ -147,7 +148,7 @@ def _walk(
             raise _TangledError
     device = job.device
     on_cpu = device is CPU
-    plain: bool | None = None
+    memo: dict[int, Any] | None = None
     out = x
     for key, value in parts:
         cls = type(value)
@@ -155,18 +156,19 @@ def _walk(
             # The question `is_cpu` takes half the time of comparing devices.
             if value.is_cpu if on_cpu else value.device == device:
                 continue
-            if plain is None:
-                plain = job.begin()
+            if memo is None:
+                memo = job.begin()
             ref = id(value)
-            new = job.memo.get(ref)
-            if new is None:
+            if ref in memo:
+                new = memo[ref]
+            else:
                 try:
-                    new = value.to(device) if plain else job.send(value)
+                    new = value.to(device) if job.plain else job.send(value)
                 except RecursionError:
                     raise
                 except Exception as error:
                     raise LeafError(value) from error
-                job.memo[ref] = new  # type: ignore[index]  # a dict since `begin`
+                memo[ref] = new
         else:
             try:
                 handler = _HANDLERS[cls]
@@ -174,7 +176,7 @@ def _walk(
                 handler = _learn(cls)
             if handler is None:
                 continue
-            new = job.memo.get(id(value)) if job.memo else None
+            new = job.memo.get(id(value)) if job.begun else None
             if new is None:
                 if cls is dict:
                     new = _walk(value, value.items(), dict.copy, job, depth + 1)
@@ -182,7 +184,9 @@ def _walk(
                     new = handler(value, job, depth + 1)
                 if new is value:
                     continue
-                job.remember(value, new)
+                if memo is None:
+                    memo = job.begin()
+                memo[id(value)] = new
         if out is x:
             out = thaw(x)
         out[key] = new
@@ -266,12 +270,12 @@ def _registered(apply: Apply[Any]) -> Handler:
 
         def move_part(part: Any) -> Any:
             nonlocal changed
-            new = job.memo.get(id(part))
+            new = job.begin().get(id(part))
             if new is None:
                 job.kept += (part,)
                 new = rebuild(part, job)
                 if new is not part:
-                    job.remember(part, new)
+                    job.begin()[id(part)] = new
             changed = changed or new is not part
             return new
 
@@ -289,6 +293,7 @@ def _registered(apply: Apply[Any]) -> Handler:
 def _stranger(x: Any, job: Job, depth: int) -> Any:
     if holds_tensors(x):
         job.strangers += (x,)
+        job.remarks = True
     return x
 
 
@@ -353,11 +358,12 @@ def rebuild_tangled(root: Any, job: Job) -> Any:
     First every object is visited once and what has to move is sent; then what contains something
     that changed is found from the inside out; and only that is rebuilt.
     """
+    memo = job.begin()
     nodes = _survey(root, job)
     job.kept += (nodes,)
     changed = _containing(nodes, job)
     _put_together(root, nodes, changed, job)
-    return job.memo.get(id(root), root)
+    return memo.get(id(root), root)
 
 
 @dataclasses.dataclass(slots=True)
@@ -385,7 +391,7 @@ def _survey(root: Any, job: Job) -> dict[int, _Node]:
         if kind is None:
             new = handler(x, job, 0)
             if new is not x:
-                job.remember(x, new)
+                job.begin()[id(x)] = new
             continue
         parts = [(key, part) for key, part in kind.parts(x) if not _skipped(key, kind, job)]
         nodes[id(x)] = _Node(x, kind, parts)
@@ -424,6 +430,7 @@ def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Jo
 
     One that may hold itself gets its twin on the way in, so that what it holds can refer to it.
     """
+    memo = job.begin()
     entered: set[int] = set()
     stack: list[tuple[int, bool]] = [(id(root), False)]
     while stack:
@@ -436,13 +443,13 @@ def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Jo
                 continue
             entered.add(ref)
             if node.kind.hollow is not None:
-                job.remember(node.x, node.kind.hollow(node.x))
+                memo[ref] = node.kind.hollow(node.x)
             stack.append((ref, True))
             stack.extend((id(part), False) for _, part in node.parts)
             continue
-        news = ((key, job.memo.get(id(part))) for key, part in node.parts)
+        news = ((key, memo.get(id(part))) for key, part in node.parts)
         changes = {key: new for key, new in news if new is not None}
         if node.kind.hollow is not None:
-            node.kind.rebuild(node.x, changes, job.memo[ref])
+            node.kind.rebuild(node.x, changes, memo[ref])
         else:
-            job.remember(node.x, node.kind.rebuild(node.x, changes))
+            memo[ref] = node.kind.rebuild(node.x, changes)
