@@ -1,0 +1,126 @@
+"""`move` under `torch.compile`: no graph break, no recompile, no device that does not exist."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch.nn.utils.rnn import pack_sequence
+
+import devicekit
+
+Row = collections.namedtuple("Row", "image mask")
+
+
+@dataclasses.dataclass
+class Sample:
+    image: Any
+    label: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSample:
+    image: Any
+    label: int = 3
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(devicekit.move(self, batch)["x"])
+
+
+def batches() -> dict[str, Any]:
+    x = torch.ones(2)
+    return {
+        "tensor": x,
+        "parameter": nn.Parameter(x),
+        "dict": {"a": x, "b": x, "name": "s", "none": None},
+        "ordered": collections.OrderedDict(a=x),
+        "defaultdict": collections.defaultdict(list, a=x),
+        "userdict": collections.UserDict({"a": x}),
+        "list": [x, x],
+        "tuple": (x, 1, "s"),
+        "namedtuple": Row(x, x),
+        "dataclass": Sample(x),
+        "frozen": FrozenSample(x),
+        "nested": {"rows": [Row(x, (x, {"deep": x}))]},
+        "packed": pack_sequence([x, x]),
+        "labels": {"labels": list(range(100)), "x": x},
+    }
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Any) -> Any:
+    return torch.compile(function, fullgraph=True, backend="eager")
+
+
+@pytest.mark.parametrize("target", [torch.device("cpu"), "cpu", "meta"], ids=repr)
+@pytest.mark.parametrize("kind", batches())
+def test_move_compiles_without_a_graph_break(kind: str, target: Any) -> None:
+    batch = batches()[kind]
+
+    moved = compiled(lambda x: devicekit.move(x, target))(batch)
+
+    assert type(moved) is type(devicekit.move(batch, target))
+    assert devicekit.device_of(moved) == torch.device(target)
+
+
+def test_move_to_a_model_compiles_inside_its_forward() -> None:
+    model = Model()
+
+    result = compiled(model)({"x": torch.ones(1, 2)})
+
+    assert torch.equal(result, model({"x": torch.ones(1, 2)}))
+
+
+def test_move_to_a_model_of_buffers_compiles() -> None:
+    model = nn.ReLU()
+    model.register_buffer("scale", torch.ones(1))
+
+    moved = compiled(lambda x: devicekit.move(model, x))([torch.ones(2)])
+
+    assert moved[0].device == torch.device("cpu")
+
+
+def test_move_to_the_automatic_choice_compiles() -> None:
+    moved = compiled(devicekit.move)(torch.ones(2))
+
+    assert moved.device == devicekit.auto()
+
+
+def test_a_missing_device_is_refused_when_it_is_compiled() -> None:
+    function = compiled(lambda x: devicekit.move(x, "xpu:9"))
+
+    with pytest.raises(Exception, match="'xpu:9' is not available"):
+        function(torch.ones(2))
+
+
+def test_a_new_container_type_recompiles_nothing() -> None:
+    model = compiled(Model())
+    model({"x": torch.ones(1, 2)})
+    graphs = counters["stats"]["unique_graphs"]
+
+    @dataclasses.dataclass
+    class MetLater:
+        x: Any
+
+    devicekit.move(MetLater(torch.ones(1)), "cpu")
+    model({"x": torch.ones(1, 2)})
+
+    assert counters["stats"]["unique_graphs"] == graphs
