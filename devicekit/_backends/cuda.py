@@ -25,7 +25,7 @@ from devicekit._backends.driver import Driver, Gpu, read_driver
 from devicekit._backends.facts import Accelerator, DeviceInfo
 from devicekit._types import Reason
 
-__all__ = ["count", "describe_gpu", "free_memory", "is_built", "order", "read"]
+__all__ = ["count", "describe_gpu", "free_memory", "is_built", "order", "read", "starts"]
 
 
 def is_built() -> bool:
@@ -56,7 +56,7 @@ def read(environ: Mapping[str, str]) -> Accelerator:
     if not started and not hides and not (seen and _trusted(driver)):
         available, why = _starts()
         if not available:
-            seen, said = 0, f"{said} {why}".strip()
+            seen, said = 0, said if why in said else f"{said} {why}".strip()
     hidden = max(len(driver.gpus) - seen, 0) if driver else None
     if seen == 0:
         return Accelerator(
@@ -102,6 +102,23 @@ def _starts() -> tuple[bool, str]:
         warnings.simplefilter("always")
         available = torch.cuda.is_available()
     return available, "" if available else _spoken(caught) or _refusal()
+
+
+def starts() -> tuple[bool, str]:
+    """Start CUDA and return whether it does, and why not; it makes no context on any device.
+
+    `PYTORCH_NVML_BASED_CUDA_CHECK` keeps `is_available()` from starting it, so that is not enough.
+    """
+    available, why = _starts()
+    if not available:
+        return False, why
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return False, _cause(str(error))
+    return True, ""
 
 
 def _refusal() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -12,8 +12,16 @@ import torch
 
 from devicekit._backends import cuda, generic, host
 from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends.isolation import (
+    Answers,
+    Question,
+    ask_directly,
+    ask_in_child,
+    can_use_child,
+)
+from devicekit._backends.survey import Build, Survey, read_build, read_survey
 
-__all__ = ["Machine", "current_machine", "known_accelerators", "pretend"]
+__all__ = ["Machine", "current_machine", "known_accelerators", "pretend", "pretended"]
 
 
 def known_accelerators() -> tuple[str, ...]:
@@ -69,6 +77,26 @@ class Machine:
         """Return what there is to know about the CPU."""
         return host.read()
 
+    def build(self) -> Build:
+        """Return what this build of torch was made for; starts nothing."""
+        return read_build()
+
+    def survey(self) -> Survey:
+        """Return what the system shows of hardware and drivers; starts nothing."""
+        return read_survey(self.environ)
+
+    def starts(self, device_type: str) -> tuple[bool, str]:
+        """Start the runtime of a type and return whether it does, and why not.
+
+        A later `fork` cannot use the device: to be asked in a child process (`ask`).
+        """
+        return cuda.starts() if device_type == "cuda" else (True, "")
+
+    def ask(self, questions: Sequence[Question]) -> Answers:
+        """Ask where it does no harm: in a child process with a limit of time, where one can."""
+        answers = ask_in_child(questions) if can_use_child() else None
+        return ask_directly(questions) if answers is None else answers
+
     def settled_count(self, device_type: str) -> int:
         """Return how many devices of a type there are, once that cannot change any more.
 
@@ -84,6 +112,15 @@ class Machine:
             return int(module.device_count())
         except Exception:  # a plugin may raise anything
             return 0
+
+    def settled(self, device: torch.device) -> Callable[[], bool] | None:
+        """Return what tells, fast, that a device is still there; None while that may change."""
+        if not self.settled_count(device.type):
+            return None
+        if device.type in ("cuda", "xpu"):  # torch's own, which count once
+            is_initialized: Callable[[], bool] = getattr(torch, device.type).is_initialized
+            return is_initialized
+        return lambda: self.settled_count(device.type) > device.index
 
     def current_index(self, device_type: str) -> int:
         """Return the index that a device without one means in this thread; starts nothing."""
@@ -108,10 +145,13 @@ class Machine:
 _REAL = Machine()
 _PRETENDED: ContextVar[Machine | None] = ContextVar("devicekit_machine", default=None)
 
+pretended = _PRETENDED.get
+"""Return the machine that `pretend` has put in the place of the real one, or None."""
+
 
 def current_machine() -> Machine:
     """Return the machine to go by: the real one, or the one that `pretend` has put in its place."""
-    return _PRETENDED.get() or _REAL
+    return pretended() or _REAL
 
 
 @contextmanager

@@ -85,8 +85,9 @@ def _by_uuid(entry: str, uuids: Sequence[str]) -> int | None:
 
 def _by_number(entry: str) -> int | None:
     """Read a number as C's `strtoul` does: blanks, a sign, then as many digits as there are."""
-    match = re.match(r"\s*(?:\+|-(?=0+(?![0-9])))?0*([0-9]+)", entry)
-    return int(match.group(1)[:9]) if match else None  # Python limits the digits
+    match = re.match(r"\s*([+-]?)0*([0-9]+)", entry)
+    number = int(match.group(2)[:9]) if match else -1  # Python limits the digits
+    return None if number < 0 or (match and match.group(1) == "-" and number) else number
 
 
 def _unmasked(mask: str, count: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from devicekit._backends import (
     Machine,
     current_machine,
     parse_size,
+    pretended,
 )
 from devicekit._device.choice import LAUNCHER_VARIABLES, Choice, choose
 from devicekit._device.refusal import unavailable
@@ -39,9 +40,9 @@ _HOST: dict[object, torch.device] = {
     torch.device("meta:0"): _META,
 }
 
-# Spellings with an index that were found to exist. They count once the runtime is started, which
-# settles the numbering for the process, and while there are that many devices.
-_FOUND: dict[object, torch.device] = {}
+# Spellings with an index that were found to exist on this machine once its runtime was started,
+# which settles the numbering for the process, and what tells that it still is.
+_FOUND: dict[object, tuple[torch.device, Callable[[], bool]]] = {}
 
 
 def device(spec: DeviceLike, /) -> torch.device:
@@ -75,25 +76,28 @@ def device(spec: DeviceLike, /) -> torch.device:
         devicekit.errors.DeviceUnavailableError: 'cuda:256' is not available: ...
     """
     try:
-        return _HOST[spec]
-    except Exception:  # not there, or it refuses to be hashed in some way of its own
-        pass
-    machine = current_machine()
-    if type(spec) is str or type(spec) is torch.device:
-        found = _FOUND.get(spec)
-        if found is not None and found.index < machine.settled_count(found.type):
-            return found
+        known = _HOST.get(spec) or _found(spec)
+    except Exception:  # it refuses to be hashed or compared, in some way of its own
+        known = None
+    if known is not None:
+        return known
     if isinstance(spec, str):
         spec = str.__str__(spec)  # NumPy's texts and enums are texts, with a `str()` of their own
         if spec == "auto":
             return auto()
-    return _check(spec, machine)
+    return _check(spec, current_machine())
 
 
-def _forget_unsettled(machine: Machine) -> None:
+def _found(spec: object) -> torch.device | None:
+    """Return the device that was found under this spelling, if that still counts."""
+    found = _FOUND.get(spec)
+    return found[0] if found is not None and found[1]() and pretended() is None else None
+
+
+def _forget_unsettled() -> None:
     """Drop what was found of a runtime that is not started, whose numbering may be another now."""
-    for spelling, found in list(_FOUND.items()):
-        if not machine.settled_count(found.type):
+    for spelling, (_, settled) in list(_FOUND.items()):
+        if not settled():
             _FOUND.pop(spelling, None)
 
 
@@ -117,16 +121,17 @@ def _check(spec: DeviceLike, machine: Machine) -> torch.device:
         return _check_host(device_type, index, requested)
     if index is None:
         index = machine.current_index(device_type)
-        found = _FOUND.get(f"{device_type}:{index}")
-        if found is not None and index < machine.settled_count(device_type):
+        found = _found(f"{device_type}:{index}")
+        if found is not None:
             return found
-    _forget_unsettled(machine)
+    _forget_unsettled()
     accelerator = machine.accelerator(device_type)
     if not _exists(accelerator, index):
         raise unavailable(requested, index, accelerator, machine)
     checked = torch.device(device_type, index)
-    if machine.settled_count(device_type):
-        _FOUND[str(checked)] = _FOUND[checked] = checked
+    settled = machine.settled(checked)
+    if settled is not None:
+        _FOUND[str(checked)] = _FOUND[checked] = checked, settled
     return checked
 
 
@@ -224,7 +229,7 @@ def decide(
     key = (chosen_types, bytes_wanted, _circumstances(machine))
     kept = machine.decisions.get(key)
     if kept is None:
-        _forget_unsettled(machine)
+        _forget_unsettled()
         choice = _decide(machine, chosen_types, bytes_wanted)
         kept = machine.decisions.setdefault(key, choice)  # two threads may both have decided
         if kept is choice:

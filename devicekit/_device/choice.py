@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from devicekit._backends import Accelerator, DeviceInfo, Machine
+from devicekit._backends import VARIABLES, Accelerator, DeviceInfo, Machine
 from devicekit._device.spelling import shown
 from devicekit._types import Reason
 from devicekit.errors import DeviceUnavailableError, InvalidDeviceError
@@ -91,16 +91,17 @@ def _by_rank(
     if index < len(seen) and wanted not in refused:
         alone = "the only visible device, " if len(seen) == 1 else ""
         return seen[index].device, f"{alone}{variable}={rank}"
+    free = tuple(info.device for info in seen if str(info.device) not in refused)
+    remedy = f"at most {len(free)} process{'es' if len(free) != 1 else ''} on this machine"
     reason: Reason | None = "index out of range"
     trouble = f"this process sees {len(seen)} {accelerator.type} devices, numbered from 0"
     if index < len(seen):
         reason, trouble = seen[index].reason, f"{wanted} cannot be used ({refused[wanted]})"
+        hides = VARIABLES.get(accelerator.label.lower())
+        remedy += f", and leave {wanted} out of {hides[0]}" if hides else ""
     elif accelerator.visibility:
         trouble += f" ({' and '.join(f'{n}={shown(v)}' for n, v in accelerator.visibility)})"
-    free = tuple(info.device for info in seen if str(info.device) not in refused)
-    msg = (
-        f"{variable} is {rank}, but {trouble}. Start at most {len(free)} processes on this machine."
-    )
+    msg = f"{variable} is {rank}, but {trouble}. Start {remedy}."
     raise DeviceUnavailableError(msg, requested=wanted, available=free, reason=reason)
 
 

@@ -50,6 +50,7 @@ def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
         return "index out of range", f"{count}{f' ({in_force})' if in_force else ''}"
     reason = accelerator.reason or "none visible"
     plugin = PLUGINS.get(accelerator.type, f"for {accelerator.type}")
+    leave = "leaves" if len(accelerator.visibility) == 1 else "leave"
     maker = "AMD" if label == "ROCm" else "NVIDIA"
     words: dict[Reason, str] = {
         "build without it": f"this build of torch ({torch.__version__}) has no {label}",
@@ -58,18 +59,16 @@ def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
         "driver too old": f"the driver is too old for this build of torch ({accelerator.runtime})",
         "driver failed": f"{label} did not start",
         "none visible": f"the driver sees no {label} device",
-        "hidden by a visibility variable": f"{in_force} leaves no {label} device visible",
+        "hidden by a visibility variable": f"{in_force} {leave} no {label} device visible",
     }
     return reason, words[reason] + (f" ({detail.rstrip('.')})" if detail else "")
 
 
 def _cause_of_one(info: DeviceInfo, accelerator: Accelerator) -> str:
     if info.reason == "architecture not in this build":
-        has = (
-            f"compute capability {info.capability[0]}.{info.capability[1]}"
-            if info.capability
-            else "an architecture"
-        )
+        has = "another architecture"
+        if info.capability and accelerator.label == "CUDA":
+            has = f"compute capability {info.capability[0]}.{info.capability[1]}"
         built = " ".join(accelerator.architectures)
         return f"{info.name} has {has}, and this build of torch has kernels for {built} only"
     return f"{accelerator.label} counts this device and does not start"
@@ -91,7 +90,7 @@ def _remedy(reason: Reason, accelerator: Accelerator) -> str:
         "index out of range": f"Use an index below {len(accelerator.devices)}"
         + (f", or change {variable} before the program starts." if may_be_hidden else "."),
         "hidden by a visibility variable": f"Change {variable} before the program "
-        "starts, or unset it.",
+        f"starts, or unset {'it' if len(accelerator.visibility) == 1 else 'them'}.",
         "architecture not in this build": "Install a build of torch for this GPU, "
         "or call devicekit.auto().",
     }

@@ -15,7 +15,7 @@ from devicekit._device import auto
 from devicekit._device import device as checked_device
 from devicekit._inspect import execution_device, strays_of
 from devicekit._move.traced import move_traced
-from devicekit._move.transfer import CarefulTransfer, Transfer, explain
+from devicekit._move.transfer import CarefulTransfer, Transfer, explain, original
 from devicekit._tree import LeafError, path_of, rebuild
 from devicekit._types import CPU, DeviceLike
 from devicekit.errors import InvalidDeviceError, MoveError, NoDeviceError
@@ -154,7 +154,7 @@ def move(
             raise MoveError(message, path=path, target=target)
     except LeafError as error:
         job.undo()
-        raise explain(error.__cause__, error.leaf, x, target) from error.__cause__
+        raise explain(error.__cause__, error.leaf, x, target) from original(error.__cause__)
     except BaseException:
         job.undo()
         raise

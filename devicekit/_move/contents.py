@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Narrower", "Origin", "can_be_assigned", "is_plain", "put_back", "relocate"]
+__all__ = ["Narrower", "Origin", "can_be_assigned", "is_plain", "origin_of", "put_back", "relocate"]
 
 Narrower = Mapping[torch.dtype, torch.dtype]
 
@@ -47,7 +48,7 @@ def can_be_assigned(tensor: Tensor, device: torch.device) -> bool:
     """
     layout = tensor.layout
     return (
-        (layout is torch.strided or (layout is torch.sparse_coo and not is_lazy(tensor)))
+        (layout is torch.strided or layout is torch.sparse_coo)
         and not (tensor.is_quantized or tensor.is_nested)
         and _are_alike(tensor.device, device)
     )
@@ -59,19 +60,24 @@ def _are_alike(source: torch.device, target: torch.device) -> bool:
     return torch._has_compatible_shallow_copy_type(*probes)
 
 
-def relocate(name: str, tensor: Tensor, device: torch.device, narrower: Narrower) -> Origin:
-    """Move a tensor's contents and those of its gradient, and return where they came from.
+def origin_of(name: str, tensor: Tensor, device: torch.device, narrower: Narrower) -> Origin:
+    """Return where a tensor is, before it goes to a device."""
+    grad = tensor.grad if tensor.is_leaf else None
+    if device.type != "meta" and tensor.dtype not in narrower:
+        return Origin(name, tensor, grad, tensor.device)
+    contents = tensor.data, None if grad is None else grad.data
+    return Origin(name, tensor, grad, tensor.device, contents)
+
+
+def relocate(origin: Origin, device: torch.device, narrower: Narrower) -> None:
+    """Move a tensor's contents and those of its gradient.
 
     Everything is copied before anything is replaced, so that it happens as a whole or not at all.
     """
-    grad = tensor.grad if tensor.is_leaf else None
-    lossy = device.type == "meta" or tensor.dtype in narrower
-    kept = (tensor.data, None if grad is None else grad.data) if lossy else None
-    origin = Origin(name, tensor, grad, tensor.device, kept)
+    tensor, grad = origin.tensor, origin.grad
     data = _copied(tensor, device, narrower)
-    assert data is not None
-    _replace(tensor, grad, data, _copied(grad, device, narrower))
-    return origin
+    grad_data = None if grad is None else _copied(grad, device, narrower)
+    _replace(tensor, grad, data, grad_data)
 
 
 def put_back(origin: Origin) -> None:
@@ -79,20 +85,26 @@ def put_back(origin: Origin) -> None:
     tensor, grad = origin.tensor, origin.grad
     if origin.contents is not None:
         _replace(tensor, grad, *origin.contents)
-    elif tensor.device != origin.device or (grad is not None and tensor.grad is not grad):
-        data = _copied(tensor, origin.device, {})
-        assert data is not None
-        _replace(tensor, grad, data, _copied(grad, origin.device, {}))
+        return
+    parts = (tensor,) if grad is None else (tensor, grad)
+    lost = grad is not None and tensor.grad is not grad
+    if lost or any(part.device != origin.device for part in parts):
+        relocate(origin, origin.device, {})
 
 
-def _copied(part: Tensor | None, device: torch.device, narrower: Narrower) -> Tensor | None:
-    if part is None:
-        return None
-    # Inside `inference_mode` a copy would turn a Parameter into one that cannot be trained.
-    with torch.inference_mode(part.is_inference()):
+def _copied(part: Tensor, device: torch.device, narrower: Narrower) -> Tensor:
+    with _mode_of(part):
         data = part.data if is_plain(part) else part.detach()
         dtype = narrower.get(part.dtype)
         return data.to(device) if dtype is None else data.to(dtype).to(device)
+
+
+def _mode_of(tensor: Tensor) -> AbstractContextManager[None]:
+    """Return the mode in which a tensor was made.
+
+    Only in `inference_mode` can some be changed, and what is made in it cannot be trained.
+    """
+    return torch.inference_mode(not is_lazy(tensor) and tensor.is_inference())
 
 
 def _replace(tensor: Tensor, grad: Tensor | None, data: Tensor, grad_data: Tensor | None) -> None:
@@ -116,12 +128,12 @@ def _replace(tensor: Tensor, grad: Tensor | None, data: Tensor, grad_data: Tenso
 
 
 def _assign(tensor: Tensor, data: Tensor) -> None:
-    with torch.inference_mode(tensor.is_inference()):
+    with _mode_of(tensor):
         tensor.data = data
 
 
 def _trade(tensor: Tensor, data: Tensor) -> None:
-    with torch.inference_mode(tensor.is_inference()):
+    with _mode_of(tensor):
         if is_plain(tensor):
             twin = Tensor._make_subclass(type(tensor), data, tensor.requires_grad)
         elif isinstance(tensor, nn.Parameter):  # of a class whose tensors consist of others

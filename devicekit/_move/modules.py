@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from devicekit._inspect import tensors_of
+from devicekit._inspect import strays_of, tensors_of
+from devicekit._move.contents import (
+    Narrower,
+    Origin,
+    can_be_assigned,
+    is_plain,
+    origin_of,
+    put_back,
+    relocate,
+)
 from devicekit._move.refusals import refuse
 from devicekit.errors import MoveError
 
 __all__ = ["Relocation", "move_module"]
-
-Narrower = Mapping[torch.dtype, torch.dtype]
 
 
 @dataclass
@@ -24,24 +31,42 @@ class Relocation:
     """What was moved of one module, so that it can be moved back.
 
     Where each tensor came from, and no copy of it: the memory needed at the peak stays that of
-    `Module.to`. Only what lost precision on the way is kept as it was.
+    `Module.to`. Only what the way back would not restore is kept as it was.
+
+    Attributes:
+        module: The module.
+        origins: Where each of its tensors came from.
+        registries: Every dict in which the module and its parts hold something, with what it held.
     """
 
     module: nn.Module
-    origins: list[tuple[Tensor, torch.device, Tensor | None]] = field(default_factory=list)
-    left_to_module: dict[str, torch.device] = field(default_factory=dict)
+    origins: list[Origin] = field(default_factory=list)
+    registries: list[tuple[Any, dict[Any, Any]]] = field(default_factory=list)
 
-    def undo(self) -> None:
-        """Put every tensor back where it was, the last one first, which frees what is scarce."""
+    def undo(self) -> list[str]:
+        """Put every tensor back where it was, the last one first, which frees what is scarce.
+
+        Returns:
+            The names of those that cannot go back: there is no memory left where they were.
+        """
+        for registry, held in self.registries:
+            now = dict(registry.items())
+            for key in now.keys() - held.keys():
+                del registry[key]
+            for key in held:
+                if now.get(key) is not held[key]:
+                    registry[key] = held[key]
+        stuck: list[str] = []
         while self.origins:
-            tensor, device, original = self.origins.pop()
-            if original is not None:
-                _set(tensor, original)
-            elif tensor.device != device:
-                _set(tensor, tensor.detach().to(device))
-        now = dict(tensors_of(self.module))
-        for device in {d for name, d in self.left_to_module.items() if now[name].device != d}:
-            self.module.to(device)
+            origin = self.origins.pop()
+            try:
+                put_back(origin)
+            except RuntimeError:
+                stuck.append(origin.name)
+        for part in _recurrent(self.module):
+            weights = part._flat_weights
+            part._flat_weight_refs = [None if w is None else weakref.ref(w) for w in weights]
+        return stuck
 
 
 def move_module(
@@ -58,74 +83,130 @@ def move_module(
     """
     relocation = Relocation(module)
     away = {name: tensor for name, tensor in tensors_of(module) if tensor.device != device}
-    if not away:
+    if not away and not _moves_more(module, device):
         return relocation
-    refuse(module, away, device, narrower=narrower)
+    narrow = (narrower or {}) if device.type == "mps" else {}
     try:
-        for name, tensor in away.items():
-            if _is_plain(tensor):
-                _relocate(tensor, device, narrower or {}, relocation)
-            else:
-                relocation.left_to_module[name] = tensor.device
+        derived = _release(module)
+        relocation.registries = list(_registries(module))
+        ours, theirs = _divide(module, away, device)
+        refuse(module, away, device, ours=ours, narrower=narrower)
+        for name, tensor in ours.items():
+            relocation.origins.append(origin_of(name, tensor, device, narrow))
+            relocate(relocation.origins[-1], device, narrow)
+        for name, tensor in theirs.items():
+            relocation.origins.append(origin_of(name, tensor, device, narrow))
+        for part, name in derived:
+            setattr(part, name, getattr(part, name).to(device))
         module.to(device)
+        _keep_identities(relocation, device)
         _verify(module, device)
     except BaseException as error:
-        relocation.undo()
-        if not isinstance(error, Exception) or isinstance(error, MoveError):
-            raise
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        kind = type(module).__name__
-        msg = f"{kind} could not be moved to {device}, and is where it was: {reason}."
-        raise MoveError(msg, target=device) from error
+        stuck = relocation.undo()
+        if stuck or (isinstance(error, Exception) and not isinstance(error, MoveError)):
+            raise _failure(module, device, error, stuck) from error
+        raise
     return relocation
 
 
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether the contents of a tensor can be replaced; other kinds know how they move."""
-    cls = type(tensor)
-    return (
-        cls.to is Tensor.to
-        and not is_traceable_wrapper_subclass(tensor)
-        and not is_lazy(tensor)
-        and not tensor.is_quantized
-        and not tensor.is_inference()
-    )
+def _failure(
+    module: nn.Module, device: torch.device, error: BaseException, stuck: list[str]
+) -> MoveError:
+    reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+    outcome = "is where it was"
+    if stuck:
+        outcome = f"there was no memory to put {', '.join(stuck[:5])} back where it was"
+    msg = f"{type(module).__name__} could not be moved to {device}, and {outcome}: {reason}."
+    return MoveError(msg, path=stuck[0] if stuck else None, target=device)
 
 
-def _relocate(
-    tensor: Tensor, device: torch.device, narrower: Narrower, relocation: Relocation
-) -> None:
-    """Move a tensor's contents, and those of its gradient."""
-    for part in (tensor, tensor.grad if tensor.is_leaf else None):
-        if part is None or part.device == device:
-            continue
-        dtype = narrower.get(part.dtype) if device.type == "mps" else None
-        data = part.detach()
-        relocation.origins.append((part, part.device, None if dtype is None else data))
-        _set(part, data.to(device) if dtype is None else data.to(dtype).to(device))
+def _moves_more(module: nn.Module, device: torch.device) -> bool:
+    """Whether something would move of a module whose parameters and buffers are all there.
 
-
-def _set(tensor: Tensor, data: Tensor) -> None:
-    """Give a tensor new contents on another device; it stays the same object.
-
-    By assigning to `.data`, as `Module.to` does, where torch allows it between the two backends.
-    Elsewhere (PrivateUse1, XLA, meta) the objects trade places, where `Module.to` would make a new
-    `Parameter`.
+    A metric, say, keeps its state in plain attributes, which its `_apply` moves.
     """
-    if torch._has_compatible_shallow_copy_type(tensor, data):
-        tensor.data = data
-        return
-    grad, tensor.grad = tensor.grad, None
-    twin = Tensor._make_subclass(type(tensor), data, tensor.requires_grad)
-    twin.__dict__.update(tensor.__dict__)
-    torch.utils.swap_tensors(tensor, twin)  # type: ignore[no-untyped-call]
-    # Hooks hang on what was traded away; setting them again hangs them on what came.
-    tensor._backward_hooks = tensor._backward_hooks
-    tensor._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
-    if grad is not None:
-        if grad.device != data.device:
-            _set(grad, grad.detach().to(data.device))
-        tensor.grad = grad
+    has_its_way = any(
+        type(part)._apply is not nn.Module._apply or type(part).to is not nn.Module.to
+        for part in module.modules()
+    )
+    return has_its_way and any(tensor.device != device for _, tensor in strays_of(module))
+
+
+def _registries(module: nn.Module) -> Iterator[tuple[Any, dict[Any, Any]]]:
+    for part in module.modules():
+        if isinstance(part, torch.jit.ScriptModule):  # keeps them in C++, behind what looks alike
+            live: Any = (part._parameters, part._buffers)
+        else:
+            values = part.__dict__.values()
+            live = (part.__dict__, *(v for v in values if isinstance(v, dict) and v))
+        yield from ((registry, dict(registry.items())) for registry in live)
+
+
+def _release(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Cut what modules compute from their parameters before each forward loose from them.
+
+    The hooks of `torch.nn.utils.weight_norm` and `spectral_norm` keep the weight of the last
+    forward in a plain attribute, which holds the parameters by its graph. `RNNBase` keeps weak
+    references to its weights, and makes them anew in its `_apply`.
+    """
+    derived: list[tuple[nn.Module, str]] = []
+    for part in _recurrent(module):
+        part._flat_weight_refs = []
+        # Of parametrized weights it keeps what was computed from them last.
+        weights = part._flat_weights
+        part._flat_weights = [w if w is None or w.is_leaf else w.detach() for w in weights]
+    for part in module.modules():
+        for hook in part._forward_pre_hooks.values():
+            name = str(getattr(hook, "name", None))
+            if hasattr(hook, "compute_weight") and isinstance(part.__dict__.get(name), Tensor):
+                setattr(part, name, part.__dict__[name].detach())
+                derived.append((part, name))
+    return derived
+
+
+def _recurrent(module: nn.Module) -> Iterator[Any]:
+    return (part for part in module.modules() if isinstance(part, nn.RNNBase))
+
+
+def _divide(
+    module: nn.Module, away: dict[str, Tensor], device: torch.device
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return which tensors get new contents here, and which are left to the module's own `.to`."""
+    scripted = {
+        id(tensor)
+        for part in module.modules()
+        if isinstance(part, torch.jit.ScriptModule)  # holds its tensors in C++: none can be traded
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False))
+    }
+    ours: dict[str, Tensor] = {}
+    theirs: dict[str, Tensor] = {}
+    for name, tensor in away.items():
+        plain = is_plain(tensor) and (id(tensor) not in scripted or can_be_assigned(tensor, device))
+        (ours if plain else theirs)[name] = tensor
+    return ours, theirs
+
+
+def _keep_identities(relocation: Relocation, device: torch.device) -> None:
+    """Put back the objects in whose place the module's `.to` has put others with their contents.
+
+    As `set_overwrite_module_params_on_conversion` and some modules of their own make it do.
+    """
+    for registry, held in relocation.registries:
+        now = dict(registry.items())
+        for key, old in held.items():
+            new = now.get(key)
+            if new is old or not isinstance(old, Tensor) or not isinstance(new, Tensor):
+                continue
+            if old.device == device and is_plain(old) and _share_memory(old, new):
+                registry[key] = old
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    try:
+        same = x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr()
+    except (RuntimeError, ValueError):  # neither sparse nor lazy tensors have one storage
+        return False
+    return same and type(x) is type(y) and x.shape == y.shape and x.dtype == y.dtype
 
 
 def _verify(module: nn.Module, device: torch.device) -> None:

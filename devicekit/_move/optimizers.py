@@ -2,43 +2,125 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from devicekit._tree import Job, rebuild
+from devicekit._move.contents import Narrower
+from devicekit._tree import Job, LeafError, rebuild, walk
+from devicekit._types import CPU
+from devicekit.errors import MoveError
 
-__all__ = ["move_optimizer"]
+__all__ = ["Rewrite", "move_optimizer"]
 
 
-def move_optimizer(optimizer: Optimizer) -> Optimizer:
-    """Move an optimizer's state to where its parameters are, and return the optimizer.
+@dataclass
+class Rewrite:
+    """What was replaced in an optimizer, so that it can be put back.
+
+    Attributes:
+        entries: Each dict and key with what stood there.
+    """
+
+    entries: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """Put back what stood there."""
+        while self.entries:
+            table, key, old = self.entries.pop()
+            table[key] = old
+
+
+def move_optimizer(optimizer: Optimizer, *, narrower: Narrower | None = None) -> Rewrite:
+    """Move an optimizer's state to where its parameters are, and return what was replaced.
 
     By torch's own rule (`Optimizer.load_state_dict`): state goes with its parameter, but `step`
     stays on the CPU unless the group is `capturable` or `fused`; moving it would make every step
     wait for the device (pytorch#103256). Tensor hyperparameters such as `lr` go by the rule of
-    `step`. Nothing is changed until everything has been copied.
+    `step`. What others have put into the optimizer stays where it is. Nothing is changed until
+    everything has been copied.
+
+    Raises:
+        MoveError: Something could not be copied; nothing has changed.
     """
-    writes: list[tuple[dict[Any, Any], Any, Any]] = []
-    for group in optimizer.param_groups:
+    places: dict[torch.device, dict[str, Any]] = {}
+    entries: dict[str, tuple[dict[Any, Any], Any]] = {}
+    for path, table, key, device in _entries(optimizer):
+        entries[path] = table, key
+        places.setdefault(device, {})[path] = table[key]
+    news: dict[str, Any] = {}
+    for device, values in places.items():
+        news |= _sent(values, device, narrower)
+    rewrite = Rewrite()
+    for path, new in news.items():
+        table, key = entries[path]
+        if new is not table[key]:
+            rewrite.entries.append((table, key, table[key]))
+            table[key] = new
+    return rewrite
+
+
+def _entries(
+    optimizer: Optimizer,
+) -> Iterator[tuple[str, dict[Any, Any], Any, torch.device]]:
+    """Yield what has a place of its own: its path, the dict and key it stands at, and the place."""
+    number = 0
+    for index, group in enumerate(optimizer.param_groups):
         parameters: list[Tensor] = group["params"]
         steps_on_device = bool(group.get("capturable") or group.get("fused"))
         for parameter in parameters:
             state = optimizer.state.get(parameter, {})
-            device = parameter.device
-            step_device = device if steps_on_device else torch.device("cpu")
-            for key, value in state.items():
-                new = rebuild(value, Job.towards(step_device if key == "step" else device))
-                if new is not value:
-                    writes.append((state, key, new))
-        if parameters:
-            device = parameters[0].device if steps_on_device else torch.device("cpu")
-            for key, value in group.items():
-                new = value if key == "params" else rebuild(value, Job.towards(device))
-                if new is not value:
-                    writes.append((group, key, new))
-    for target, key, new in writes:
-        target[key] = new
-    return optimizer
+            for key in state:
+                on_device = key != "step" or steps_on_device
+                path = f"optimizer.state[{number}][{key!r}]"
+                yield path, state, key, parameter.device if on_device else CPU
+            number += 1
+        for key in group.keys() & (optimizer.defaults.keys() | _OF_SCHEDULERS):
+            path = f"optimizer.param_groups[{index}][{key!r}]"
+            yield path, group, key, parameters[0].device if steps_on_device and parameters else CPU
+
+
+_OF_SCHEDULERS = {"initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"}
+
+
+class _StateJob(Job):
+    """A job for one place; towards MPS in dtypes that it has."""
+
+    def __init__(self, device: torch.device, narrower: Narrower | None) -> None:
+        self.device = device
+        self._narrower = (narrower or {}) if device.type == "mps" else {}
+
+    def is_plain(self) -> bool:
+        return not self._narrower
+
+    def send(self, tensor: Tensor) -> Tensor:
+        dtype = self._narrower.get(tensor.dtype)
+        return tensor.to(self.device) if dtype is None else tensor.to(dtype).to(self.device)
+
+
+def _sent(
+    values: dict[str, Any], device: torch.device, narrower: Narrower | None
+) -> dict[str, Any]:
+    """Return all that goes to one device, sent at once: what two states share stays shared."""
+    try:
+        sent: dict[str, Any] = rebuild(values, _StateJob(device, narrower))
+    except LeafError as error:
+        raise _failure(error, values, device) from error.__cause__
+    return sent
+
+
+def _failure(error: LeafError, values: dict[str, Any], device: torch.device) -> MoveError:
+    cause = error.__cause__
+    where = next(
+        path + inner
+        for path, value in values.items()
+        for inner, leaf in walk(value, opaque=True)
+        if leaf is error.leaf
+    )
+    reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
+    msg = f"{where} could not be moved to {device}, and the optimizer is as it was: {reason}."
+    return MoveError(msg, path=where.removeprefix("optimizer."), target=device)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from devicekit._backends import current_machine
 from devicekit._inspect import hooks_of
+from devicekit._move.contents import can_be_assigned
 from devicekit.errors import MoveError
 
 __all__ = ["refuse"]
@@ -21,6 +22,7 @@ def refuse(
     away: Mapping[str, Tensor],
     device: torch.device,
     *,
+    ours: Mapping[str, Tensor],
     narrower: Mapping[torch.dtype, torch.dtype] | None,
 ) -> None:
     """Raise if a module cannot be moved.
@@ -29,48 +31,48 @@ def refuse(
         module: The module.
         away: Its parameters and buffers that are not on the device yet, by name.
         device: Where it is to go.
+        ours: Those of them that get new contents, and are not left to the module's own `.to`.
         narrower: What to replace dtypes by that the device does not have, or None to refuse them.
 
     Raises:
         MoveError: It cannot be moved.
     """
-    for check in (_dispatched, _quantized, _sharded, _on_meta, _held_by_graph, _too_large):
-        found = check(module, away, device)
-        if found is not None:
-            path, trouble = found
-            msg = f"{type(module).__name__} cannot be moved to {device}: {trouble}"
-            raise MoveError(msg, path=path, target=device)
-    if device.type == "mps" and narrower is None:
-        for name, tensor in away.items():
-            if tensor.dtype in (torch.float64, torch.complex128):
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                msg = (
-                    f"{type(module).__name__} cannot be moved to {device}: {name} is {dtype}, "
-                    f"which MPS does not have. Pass downcast=True, or convert it first."
-                )
-                raise MoveError(msg, path=name, target=device)
+    found = (
+        _dispatched(module)
+        or _quantized(module, device)
+        or _sharded(module, away)
+        or _on_meta(away)
+        or _unknown_dtype(away, device, narrower)
+        or _too_large(away, device)
+        or _held(module, ours, device)
+    )
+    if found is not None:
+        path, trouble = found
+        msg = f"{type(module).__name__} cannot be moved to {device}: {trouble}"
+        raise MoveError(msg, path=path, target=device)
 
 
 _Found = tuple[str | None, str] | None
 
 
-def _dispatched(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
+def _dispatched(module: nn.Module) -> _Found:
     for name, hook in hooks_of(module):
         if getattr(hook, "offload", False):
             return name or None, (
                 "accelerate has offloaded its weights and brings them back for each forward. "
                 "Leave it there and move the batch to it, or load it without a device map."
             )
-    places = set(map(str, getattr(module, "hf_device_map", {}).values()))
-    if len(places) > 1:
-        return None, (
-            f"accelerate has dispatched it over {', '.join(sorted(places))}. "
-            f"Leave it there and move the batch to it, or load it without a device map."
-        )
+    for name, part in module.named_modules():
+        places = set(map(str, (getattr(part, "hf_device_map", None) or {}).values()))
+        if len(places) > 1 or "disk" in places:
+            return name or None, (
+                f"accelerate has dispatched it over {', '.join(sorted(places))}. "
+                f"Leave it there and move the batch to it, or load it without a device map."
+            )
     return None
 
 
-def _quantized(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
+def _quantized(module: nn.Module, device: torch.device) -> _Found:
     for name, part in module.named_modules():
         bits = "8-bit" if getattr(part, "is_loaded_in_8bit", False) else ""
         bits = bits or ("4-bit" if getattr(part, "is_loaded_in_4bit", False) else "")
@@ -82,53 +84,55 @@ def _quantized(module: nn.Module, away: Mapping[str, Tensor], device: torch.devi
     return None
 
 
-def _sharded(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
-    for name, tensor in away.items():
-        kinds = {base.__name__ for base in type(tensor).__mro__}
-        if kinds & {"DTensor", "FlatParameter", "ShardedTensor"}:
-            return name, (
-                f"{name} is sharded over several processes ({type(tensor).__name__}). "
+def _sharded(module: nn.Module, away: Mapping[str, Tensor]) -> _Found:
+    wholes = [("", module), *module.named_modules()] if away else []
+    for name, thing in (*wholes, *away.items()):
+        kinds = {base.__name__ for base in type(thing).__mro__}
+        if kinds & _SHARDED:
+            return name or None, (
+                f"{name or 'it'} is sharded over several processes ({type(thing).__name__}). "
                 f"Move the model before it is sharded, or give the device to the device mesh."
             )
     return None
 
 
-def _on_meta(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
+_SHARDED = {"DTensor", "FlatParameter", "FullyShardedDataParallel", "ShardedTensor"}
+
+
+def _on_meta(away: Mapping[str, Tensor]) -> _Found:
     names = [name for name, tensor in away.items() if tensor.device.type == "meta"]
     if not names:
         return None
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    subject = f"{names[0]} is" if len(names) == 1 else f"{names[0]} and {len(names) - 1} more are"
     return names[0], (
-        f"{names[0]}{more} on the meta device: there are no values to move. "
+        f"{subject} on the meta device: there are no values to move. "
         f"Load the weights first, with load_state_dict(..., assign=True); "
         f"to_empty() leaves garbage."
     )
 
 
-def _held_by_graph(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
-    """Where contents cannot be replaced, objects trade places; nothing else may hold them then."""
-    replaceable: dict[torch.device, bool] = {}
+def _unknown_dtype(
+    away: Mapping[str, Tensor],
+    device: torch.device,
+    narrower: Mapping[torch.dtype, torch.dtype] | None,
+) -> _Found:
+    if device.type != "mps" or narrower is not None:
+        return None
     for name, tensor in away.items():
-        source = tensor.device
-        if source not in replaceable:
-            probe = torch.empty(0, device=source), torch.empty(0, device=device)
-            replaceable[source] = torch._has_compatible_shallow_copy_type(*probe)
-        if replaceable[source]:
-            continue
-        if tensor._use_count() > 1 or weakref.getweakrefs(tensor):  # type: ignore[attr-defined]
+        if tensor.dtype in (torch.float64, torch.complex128):
+            dtype = str(tensor.dtype).removeprefix("torch.")
             return name, (
-                f"{name} is held by an autograd graph or a weak reference, and a {device.type} "
-                f"tensor cannot take its place. Move the model before the forward pass, or delete "
-                f"the loss and the outputs first."
+                f"{name} is {dtype}, which MPS does not have. "
+                f"Pass downcast=True, or convert it first."
             )
     return None
 
 
-def _too_large(module: nn.Module, away: Mapping[str, Tensor], device: torch.device) -> _Found:
-    if device.type in ("cpu", "meta"):
+def _too_large(away: Mapping[str, Tensor], device: torch.device) -> _Found:
+    if device.type in ("cpu", "meta") or not away:
         return None
     free = current_machine().free_memory(device)
-    needed = sum({_storage(tensor): tensor.nbytes for tensor in away.values()}.values())
+    needed = sum(_size(t) + _size(t.grad if t.is_leaf else None) for t in away.values())
     if free is None or needed <= free:
         return None
     return None, (
@@ -137,9 +141,40 @@ def _too_large(module: nn.Module, away: Mapping[str, Tensor], device: torch.devi
     )
 
 
-def _storage(tensor: Tensor) -> Any:
-    """Return what tells tensors apart that do not share memory."""
-    try:
-        return tensor.untyped_storage().data_ptr() or id(tensor)
-    except (RuntimeError, NotImplementedError):  # sparse and nested tensors have no single storage
-        return id(tensor)
+def _size(tensor: Tensor | None) -> int:
+    """Return the bytes that a tensor's contents take."""
+    if tensor is None or is_lazy(tensor):
+        return 0
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices().nbytes + tensor._values().nbytes
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices().nbytes + tensor.col_indices().nbytes + tensor.values().nbytes
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices().nbytes + tensor.row_indices().nbytes + tensor.values().nbytes
+    return tensor.numel() * tensor.element_size()
+
+
+def _held(module: nn.Module, ours: Mapping[str, Tensor], device: torch.device) -> _Found:
+    """Where contents cannot be assigned, objects trade places; nothing else may hold them then."""
+    for name, tensor in ours.items():
+        grad = tensor.grad if tensor.is_leaf else None
+        parts = (tensor,) if grad is None else (tensor, grad)
+        if all(can_be_assigned(part, device) for part in parts):
+            continue
+        # What `tensor.grad` gives is held by the tensor as well.
+        in_graph = _uses(tensor) > 1 or (grad is not None and _uses(grad) > 2)
+        if in_graph or any(weakref.getweakrefs(part) for part in parts):
+            holder, before = (
+                ("an autograd graph", "the forward pass, or delete the loss and the outputs first")
+                if in_graph
+                else ("a weak reference, as torch.export makes them", "that")
+            )
+            return name, (
+                f"{name} is held by {holder}, and cannot become a {device.type} tensor then. "
+                f"Move the model before {before}."
+            )
+    return None
+
+
+def _uses(tensor: Tensor) -> int:
+    return int(tensor._use_count())  # type: ignore[attr-defined]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
 import functools
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -13,7 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
 from devicekit._move.modules import Relocation, move_module
-from devicekit._move.optimizers import move_optimizer
+from devicekit._move.optimizers import Rewrite, move_optimizer
 from devicekit._tree import Job, path_of, walk
 from devicekit.errors import DeviceError, MoveError
 
@@ -38,6 +41,8 @@ class Transfer(Job):
     non_blocking: bool | None = None
     downcast: bool = False
     relocations: tuple[Relocation, ...] = ()
+    rewrites: tuple[Rewrite, ...] = ()
+    optimizers: tuple[Optimizer, ...] = ()
 
     def is_plain(self) -> bool:
         """Return whether `tensor.to(device)` is all: not towards CUDA, XPU and MPS."""
@@ -46,6 +51,8 @@ class Transfer(Job):
     def send(self, tensor: Tensor) -> Tensor:
         """Send a tensor, asynchronously where that is safe, in a dtype that the device has."""
         device = self.device
+        if type(tensor).to is not Tensor.to:  # of a class whose `.to` may take nothing but a device
+            return tensor.to(device)
         if device.type in _STREAMED:
             return tensor.to(device, None, self.non_blocking is not False)
         narrower = _NARROWER.get(tensor.dtype) if device.type == "mps" else None
@@ -62,18 +69,34 @@ class Transfer(Job):
         if isinstance(x, nn.Module):
             self.relocations += (move_module(x, self.device, narrower=self._narrower()),)
             self.remarks = True
+            for optimizer in self.optimizers:  # that came before their model
+                self._send_state(optimizer)
             return x
         if isinstance(x, Optimizer):
-            return move_optimizer(x)
+            self.optimizers += (x,)
+            self._send_state(x)
+            return x
         return _send_foreign(x, self.device, self.non_blocking)
+
+    def _send_state(self, optimizer: Optimizer) -> None:
+        self.rewrites += (move_optimizer(optimizer, narrower=self._narrower()),)
 
     def _narrower(self) -> dict[torch.dtype, torch.dtype] | None:
         return _NARROWER if self.downcast else None
 
     def undo(self) -> None:
-        """Put back the modules that were moved before something else failed."""
+        """Put back the modules and optimizers that were moved before something else failed."""
+        for rewrite in reversed(self.rewrites):
+            rewrite.undo()
         for relocation in reversed(self.relocations):
-            relocation.undo()
+            stuck = relocation.undo()
+            if stuck:
+                kind = type(relocation.module).__name__
+                msg = (
+                    f"{', '.join(stuck[:5])} of {kind} is still on {self.device}: "
+                    f"there was no memory to put it back where it was."
+                )
+                warnings.warn(msg, stacklevel=4)
 
     def finish(self) -> None:
         """Wait for what must not be in flight when the call returns."""
@@ -102,10 +125,11 @@ class CarefulTransfer(Transfer):
 
     def send(self, tensor: Tensor) -> Tensor:
         """Send a tensor; from CUDA or XPU towards the CPU without waiting for it yet."""
-        if self.device.type != "cpu" or tensor.device.type not in _STREAMED:
+        deferred = self.non_blocking and self.device.type == "cpu" and type(tensor).to is Tensor.to
+        if not deferred or tensor.device.type not in _STREAMED:
             return super().send(tensor)
         self._sources.add(tensor.device)
-        return tensor.to(self.device, None, bool(self.non_blocking))
+        return tensor.to(self.device, None, True)
 
     def finish(self) -> None:
         """Wait once for all copies that were issued on one device."""
@@ -134,7 +158,7 @@ def _send_foreign(x: Any, device: torch.device, non_blocking: bool | None) -> An
     new = to(twin, device, non_blocking=non_blocking) if flagged else to(twin, device)
     if new is None:  # it has moved itself
         new = twin
-    return x if new is twin and _tensors_of(twin).keys() == before.keys() else new
+    return x if new is twin and _is_unchanged(x, twin, before) else new
 
 
 def _tensors_of(x: Any) -> dict[int, Tensor]:
@@ -145,9 +169,40 @@ def _shallow_copy(x: Any) -> Any:
     if isinstance(x, tuple):  # cannot change itself
         return x
     try:
-        return copy.copy(x)
+        twin = copy.copy(x)
     except Exception:  # whatever its __copy__ or __reduce__ raises: then it moves itself in place
         return x
+    if not hasattr(type(x), "__copy__"):  # which would know how deep a copy must go
+        with contextlib.suppress(RecursionError):  # it holds itself
+            for name, value in list(getattr(twin, "__dict__", {}).items()):
+                twin.__dict__[name] = _with_own_containers(value)
+    return twin
+
+
+def _is_unchanged(x: Any, twin: Any, before: dict[int, Tensor]) -> bool:
+    """Whether an object's own `.to` had nothing to do to a copy of it."""
+    if _tensors_of(twin).keys() != before.keys():
+        return False
+    states = getattr(x, "__dict__", {}), getattr(twin, "__dict__", {})
+    return states[0].keys() == states[1].keys() and all(
+        old is new or (type(old) is type(new) and (type(old) in _COPIED or old == new))
+        for old, new in zip(*(state.values() for state in states), strict=True)
+        if not isinstance(old, Tensor)
+    )
+
+
+def _with_own_containers(x: Any) -> Any:
+    """Return a value in which an object may replace the items, without another one noticing."""
+    if type(x) is list:
+        return [_with_own_containers(value) for value in x]
+    if type(x) in _COPIED:
+        twin = copy.copy(x)
+        twin.update((key, _with_own_containers(value)) for key, value in x.items())
+        return twin
+    return x
+
+
+_COPIED = (list, dict, collections.OrderedDict, collections.defaultdict)
 
 
 def _takes_non_blocking(to: Any) -> bool:
@@ -165,16 +220,21 @@ def explain(
 ) -> DeviceError:
     """Return the error for a leaf that could not be moved: where it stands, and why."""
     path = path_of(leaf, root, "batch")
-    if isinstance(cause, MoveError):
-        inner = cause.path
-        where = f"{path}.{inner}" if inner and leaf is not root else inner
-        return MoveError(str(cause), path=where, target=device)
-    if isinstance(cause, DeviceError):
+    if isinstance(cause, DeviceError) and not isinstance(cause, MoveError):
         return cause
-    reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
-    message = f"{path} could not be moved to {device}: {reason}."
+    if isinstance(cause, MoveError):
+        message, inner = str(cause), cause.path
+        where = inner if leaf is root else f"{path}.{inner}" if inner else path
+    else:
+        reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
+        message, where = f"{path} could not be moved to {device}: {reason}.", path
     if get_worker_info() is not None and device.type != "cpu":
         message += (
             " This is a DataLoader worker: return CPU tensors from it, and call move() in the loop."
         )
-    return MoveError(message, path=path, target=device)
+    return MoveError(message, path=where, target=device)
+
+
+def original(error: BaseException | None) -> BaseException | None:
+    """Return what an error came from: of one of ours what it was raised from."""
+    return error.__cause__ if isinstance(error, DeviceError) else error

@@ -12,37 +12,41 @@ import collections
 import dataclasses
 import enum
 import functools
+import gc
 import logging
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 
+from devicekit._tree.state import (
+    Attribute,
+    Storage,
+    bare,
+    builtin_base,
+    copy_state,
+    has_slots,
+    has_state,
+    per_class,
+    state_of,
+)
 from devicekit._types import Apply
 
 __all__ = [
     "STRUCTURE",
-    "Attribute",
     "Kind",
     "all_in_dict",
-    "has_state",
     "is_atom",
     "kind_of",
     "moves_itself",
+    "name_of",
     "parts_of",
     "register",
     "registered",
-    "state_of",
 ]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Attribute:
-    """The key of a part that is an attribute of its container, and not an item of it."""
-
-    name: str
 
 
 Parts = Iterable[tuple[Any, Any]]
@@ -69,26 +73,20 @@ class Kind:
 
 def kind_of(cls: type) -> Kind | None:
     """Return the kind of a container class, or None where it is no container that is known here."""
-    if issubclass(
-        cls, (str, bytes, bytearray)
-    ):  # sequences to Python, one value each to everybody else
+    if issubclass(cls, _NO_CONTAINERS):
         return None
     for base, kind in _BUILTIN.items():
         if issubclass(cls, base):
             return kind
     if issubclass(cls, tuple):
         return STRUCTURE if _is_structure(cls) else _TUPLE
-    if (
-        issubclass(cls, _BY_STATE)
-        or dataclasses.is_dataclass(cls)
-        or hasattr(cls, "__attrs_attrs__")
-    ):
+    if builtin_base(cls) not in (object, types.SimpleNamespace):
+        return None  # a number, an exception: more than its attributes, and nobody's container
+    if dataclasses.is_dataclass(cls) or hasattr(cls, "__attrs_attrs__"):
         return _STATE
     # A mapping or sequence written in Python keeps its items in attributes, whatever its __init__
     # takes.
-    if issubclass(cls, (collections.abc.Mapping, collections.abc.Sequence)) and has_state(cls):
-        return _STATE
-    return None
+    return _STATE if issubclass(cls, _BY_STATE) and has_state(cls) else None
 
 
 def register(cls: type, apply: Apply[Any]) -> None:
@@ -104,6 +102,11 @@ def registered(cls: type) -> Apply[Any] | None:
 _REGISTERED: dict[type, Apply[Any]] = {}
 
 
+def all_in_dict(cls: type) -> bool:
+    """Return whether a container class keeps all that it holds in the `__dict__` of its objects."""
+    return kind_of(cls) is _STATE and builtin_base(cls) is object and not has_slots(cls)
+
+
 def moves_itself(cls: type) -> bool:
     """Return whether objects of a class move as a whole: by their own `.to`, or by torch's rules.
 
@@ -115,107 +118,61 @@ def moves_itself(cls: type) -> bool:
     return callable(getattr(cls, "to", None)) and not issubclass(cls, collections.UserDict)
 
 
-# ---- attributes ----------------------------------------------------------------------------------
-
-
-def has_state(cls: type) -> bool:
-    """Return whether objects of a class can have attributes that Python code sets."""
-    return cls.__dictoffset__ != 0 or bool(_slots(cls))
-
-
-def all_in_dict(cls: type) -> bool:
-    """Return whether a container class keeps all that it holds in the `__dict__` of its objects."""
-    return kind_of(cls) is _STATE and _builtin_base(cls) is object and not _slots(cls)
-
-
-def state_of(x: object) -> Iterator[tuple[Attribute, Any]]:
-    """Yield the attributes that an object itself holds, in its `__dict__` and in slots."""
-    for name, value in getattr(x, "__dict__", {}).items():
-        yield Attribute(name), value
-    for name in _slots(type(x)):  # type: ignore[arg-type]  # mypy: a class is hashable
-        value = _slot(x, name)
-        if value is not _EMPTY:
-            yield Attribute(name), value
-
-
-@functools.lru_cache(maxsize=1024)
-def _slots(cls: type[Any]) -> tuple[str, ...]:
-    names: list[str] = []
-    for base in cls.__mro__:
-        declared = base.__dict__.get("__slots__", ())
-        for name in [declared] if isinstance(declared, str) else declared:
-            if name in ("__dict__", "__weakref__"):
-                continue
-            private = name.startswith("__") and not name.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{name}" if private else name)
-    return tuple(names)
-
-
-def _slot(x: object, name: str) -> Any:
-    try:
-        return object.__getattribute__(x, name)
-    except AttributeError:  # nothing was put into it yet
-        return _EMPTY
-
-
-_EMPTY = object()
-
-
-def _bare(x: Any, *args: Any) -> Any:
-    """Return a new object of the type of `x`, made by the built-in class it descends from."""
-    cls = type(x)
-    return _builtin_base(cls).__new__(cls, *args)
-
-
-def _builtin_base(cls: type) -> Any:
-    return next(c for c in cls.__mro__ if "__new__" in c.__dict__ and not c.__flags__ & _HEAP_TYPE)
-
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class made by a `class` statement
-
-
-def _copy_state(x: object, twin: object, changes: Changes) -> None:
-    for key, value in state_of(x):
-        object.__setattr__(twin, key.name, changes.get(key, value))
-
-
 # ---- items ---------------------------------------------------------------------------------------
 
 
+def _dict_items(x: Any) -> Iterable[tuple[Any, Any]]:
+    # Of an OrderedDict, the items of the dict beneath may be in another order.
+    if isinstance(x, collections.OrderedDict):
+        return collections.OrderedDict.items(x)
+    return dict.items(x)
+
+
 def _mapping_parts(x: Any) -> Iterator[tuple[Any, Any]]:
-    yield from dict.items(x)
+    yield from _dict_items(x)
     yield from state_of(x)
 
 
 def _rebuild_dict(x: Any, changes: Changes, twin: Any = None) -> Any:
-    twin = _bare(x) if twin is None else twin
+    twin = bare(x) if twin is None else twin
     base = collections.OrderedDict if isinstance(x, collections.OrderedDict) else dict
-    for key, value in dict.items(x):
+    for key, value in _dict_items(x):
         base.__setitem__(twin, key, changes.get(key, value))
     if isinstance(x, collections.defaultdict):
-        twin.default_factory = x.default_factory
-    _copy_state(x, twin, changes)
+        object.__setattr__(twin, "default_factory", x.default_factory)
+    copy_state(x, twin, changes)
     return twin
 
 
+def _items(x: Any) -> Iterator[Any]:
+    """Iterate as the built-in class does; a subclass may show something else than what it holds."""
+    return _iterating(type(x))(x)  # type: ignore[no-any-return]
+
+
+@per_class
+def _iterating(cls: type[Any]) -> Any:
+    sequences = (list, tuple, collections.deque, set, frozenset)
+    return next(base for base in sequences if issubclass(cls, base)).__iter__
+
+
 def _sequence_parts(x: Any) -> Iterator[tuple[Any, Any]]:
-    yield from enumerate(x)
+    yield from enumerate(_items(x))
     yield from state_of(x)
 
 
-def _replaced(x: Iterable[Any], changes: Changes) -> list[Any]:
-    return [changes.get(i, value) for i, value in enumerate(x)]
+def _replaced(x: Any, changes: Changes) -> list[Any]:
+    return [changes.get(i, value) for i, value in enumerate(_items(x))]
 
 
 def _rebuild_list(x: Any, changes: Changes, twin: Any = None) -> Any:
-    twin = _bare(x) if twin is None else twin
-    list.extend(twin, _replaced(list.__iter__(x), changes))
-    _copy_state(x, twin, changes)
+    twin = bare(x) if twin is None else twin
+    list.extend(twin, _replaced(x, changes))
+    copy_state(x, twin, changes)
     return twin
 
 
 def _hollow_deque(x: Any) -> Any:
-    twin = _bare(x)
+    twin = bare(x)
     collections.deque.__init__(twin, (), x.maxlen)
     return twin
 
@@ -223,24 +180,21 @@ def _hollow_deque(x: Any) -> Any:
 def _rebuild_deque(x: Any, changes: Changes, twin: Any = None) -> Any:
     twin = _hollow_deque(x) if twin is None else twin
     collections.deque.extend(twin, _replaced(x, changes))
-    _copy_state(x, twin, changes)
+    copy_state(x, twin, changes)
     return twin
 
 
-def _rebuild_set(x: Any, changes: Changes) -> Any:
-    items = _replaced(x, changes)
-    if isinstance(x, frozenset):
-        twin = _bare(x, items)
-    else:
-        twin = _bare(x)
-        set.update(twin, items)
-    _copy_state(x, twin, changes)
+def _rebuild_set(x: Any, changes: Changes, twin: Any = None) -> Any:
+    twin = bare(x) if twin is None else twin
+    set.update(twin, _replaced(x, changes))
+    copy_state(x, twin, changes)
     return twin
 
 
 def _rebuild_tuple(x: Any, changes: Changes) -> Any:
-    twin = _bare(x, _replaced(x, changes))
-    _copy_state(x, twin, changes)
+    """Of a tuple, or of a frozenset."""
+    twin = bare(x, _replaced(x, changes))
+    copy_state(x, twin, changes)
     return twin
 
 
@@ -249,8 +203,16 @@ def _is_structure(cls: type) -> bool:
     return hasattr(cls, "n_sequence_fields")
 
 
+def _proxy_parts(x: Any) -> Parts:
+    # Python shows the mapping behind a proxy to nobody else, and it may be shared.
+    return [(_BEHIND, gc.get_referents(x)[0])]
+
+
 def _rebuild_proxy(x: Any, changes: Changes) -> Any:
-    return types.MappingProxyType({key: changes.get(key, value) for key, value in x.items()})
+    return types.MappingProxyType(changes[_BEHIND])
+
+
+_BEHIND = Storage("")
 
 
 def _rebuild_structure(x: Any, changes: Changes) -> Any:
@@ -258,23 +220,33 @@ def _rebuild_structure(x: Any, changes: Changes) -> Any:
 
 
 def _rebuild_state(x: Any, changes: Changes, twin: Any = None) -> Any:
-    twin = _bare(x) if twin is None else twin
-    _copy_state(x, twin, changes)
+    twin = bare(x) if twin is None else twin
+    copy_state(x, twin, changes)
     return twin
 
 
-_STATE = Kind(state_of, _rebuild_state, _bare)
+_STATE = Kind(state_of, _rebuild_state, bare)
 _TUPLE = Kind(_sequence_parts, _rebuild_tuple)
 STRUCTURE = Kind(enumerate, _rebuild_structure)
 _BUILTIN = {
-    dict: Kind(_mapping_parts, _rebuild_dict, _bare),
-    list: Kind(_sequence_parts, _rebuild_list, _bare),
+    dict: Kind(_mapping_parts, _rebuild_dict, bare),
+    list: Kind(_sequence_parts, _rebuild_list, bare),
     collections.deque: Kind(_sequence_parts, _rebuild_deque, _hollow_deque),
-    set: Kind(_sequence_parts, _rebuild_set),
-    frozenset: Kind(_sequence_parts, _rebuild_set),
-    types.MappingProxyType: Kind(lambda x: x.items(), _rebuild_proxy),
+    set: Kind(_sequence_parts, _rebuild_set, bare),
+    frozenset: Kind(_sequence_parts, _rebuild_tuple),
+    types.MappingProxyType: Kind(_proxy_parts, _rebuild_proxy),
 }
-_BY_STATE = (types.SimpleNamespace, argparse.Namespace)
+_BY_STATE = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    collections.abc.Mapping,
+    collections.abc.Sequence,
+)
+_NO_CONTAINERS = (
+    *(str, bytes, bytearray),  # sequences to Python, one value each to everybody else
+    enum.Enum,  # there is one of each member
+    *(weakref.WeakKeyDictionary, weakref.WeakValueDictionary),  # what they hold is not theirs
+)
 
 
 # ---- what is no container ------------------------------------------------------------------------
@@ -304,6 +276,17 @@ _ATOMS = (
     logging.Logger,
     threading.Thread,
 )
+
+
+def name_of(key: Any, container: Any) -> str | None:
+    """Return the name that the caller has for a part, or None where it goes by a number."""
+    if isinstance(key, Attribute):
+        return None if isinstance(key, Storage) else key.name
+    if isinstance(container, tuple):
+        names: tuple[str, ...] = getattr(container, "_fields", ())
+        names = names or getattr(container, "__match_args__", ())  # of one of C's
+        return names[key] if key < len(names) else None
+    return key if isinstance(key, str) else None
 
 
 def parts_of(x: Any) -> Parts:

@@ -9,7 +9,6 @@ or that share so much that walking every path would not end, and calls that leav
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -19,17 +18,17 @@ from typing_extensions import Self
 
 from devicekit._tree.kinds import (
     STRUCTURE,
-    Attribute,
     Kind,
     all_in_dict,
-    has_state,
     is_atom,
     kind_of,
     moves_itself,
     registered,
 )
+from devicekit._tree.state import has_state
+from devicekit._tree.tangled import LeafError, apply_to_parts, untangle
 from devicekit._tree.walk import holds_tensors
-from devicekit._types import CPU, Apply
+from devicekit._types import CPU
 
 __all__ = ["Job", "LeafError", "forget_types", "rebuild"]
 
@@ -37,14 +36,6 @@ Handler = Callable[[Any, "Job", int], Any]
 
 _MAX_DEPTH = 200  # levels that the fast way goes down; each takes two frames of Python's thousand
 _MAX_DEEP = 1_000  # containers on every eighth level, before it looks as if walking would not end
-
-
-class LeafError(Exception):
-    """A leaf could not be moved; the cause says why."""
-
-    def __init__(self, leaf: object) -> None:
-        super().__init__()
-        self.leaf = leaf
 
 
 class _TangledError(Exception):
@@ -226,8 +217,13 @@ _LONG = 32
 
 
 def _tuple_subclass(x: Any, job: Job, depth: int) -> Any:
-    out = _walk(x, enumerate(x), list, job, depth)
+    # Its own `__iter__` may show something else than what it holds.
+    out = _walk(x, enumerate(tuple.__iter__(x)), _thawed, job, depth)
     return x if out is x else tuple.__new__(type(x), out)
+
+
+def _thawed(x: tuple[Any, ...]) -> list[Any]:
+    return list(tuple.__iter__(x))
 
 
 def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
@@ -243,10 +239,13 @@ def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
 
 def _other(kind: Kind) -> Handler:
     def handler(x: Any, job: Job, depth: int) -> Any:
-        parts = list(kind.parts(x))
-        job.kept += (parts,)
-        changes = _walk(x, parts, _no_changes, job, depth)
-        return x if changes is x else kind.rebuild(x, changes)
+        changes = _walk(x, kind.parts(x), _no_changes, job, depth)
+        if changes is x:
+            return x
+        try:
+            return kind.rebuild(x, changes)
+        except Exception as error:  # whatever the hash of a part raises
+            raise LeafError(x) from error
 
     return handler
 
@@ -264,34 +263,34 @@ def _foreign(x: Any, job: Job, depth: int) -> Any:
         raise LeafError(x) from error
 
 
-def _registered(apply: Apply[Any]) -> Handler:
-    def handler(x: Any, job: Job, depth: int) -> Any:
-        changed = False
+def _registered(x: Any, job: Job, depth: int) -> Any:
+    if depth & 7 == 7:  # as in `_walk`
+        job.deep += 1
+        if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
+            raise _TangledError
+    changed = False
 
-        def move_part(part: Any) -> Any:
-            nonlocal changed
-            new = job.begin().get(id(part))
-            if new is None:
-                job.kept += (part,)
-                new = rebuild(part, job)
-                if new is not part:
-                    job.begin()[id(part)] = new
-            changed = changed or new is not part
-            return new
+    def move_part(part: Any) -> Any:
+        nonlocal changed
+        handler = _handler_of(type(part))
+        if handler is None:
+            return part
+        new = job.memo.get(id(part)) if job.begun else None
+        if new is None:
+            new = handler(part, job, depth + 1)
+            if new is part:
+                return part
+            job.begin()[id(part)] = new
+            job.kept = (part, job.kept)  # it may have been made for this call only
+        changed = True
+        return new
 
-        try:
-            new = apply(x, move_part)
-        except (LeafError, RecursionError):
-            raise
-        except Exception as error:
-            raise LeafError(x) from error
-        return new if changed else x
-
-    return handler
+    new = apply_to_parts(x, move_part, passing=(_TangledError, RecursionError))
+    return new if changed else x
 
 
 def _stranger(x: Any, job: Job, depth: int) -> Any:
-    if holds_tensors(x):
+    if holds_tensors(x, job.device):
         job.strangers += (x,)
         job.remarks = True
     return x
@@ -312,9 +311,8 @@ def _learn(cls: type) -> Handler | None:
 
 
 def _handler(cls: type) -> Handler | None:
-    apply = registered(cls)
-    if apply is not None:
-        return _registered(apply)
+    if registered(cls) is not None:
+        return _registered
     if issubclass(cls, Tensor):
         return _tensor
     if issubclass(cls, type):  # a class may have a `.to` that its objects have
@@ -353,103 +351,12 @@ forget_types()
 
 
 def rebuild_tangled(root: Any, job: Job) -> Any:
-    """Do what `rebuild` promises without recursion, for any shape of structure.
-
-    First every object is visited once and what has to move is sent; then what contains something
-    that changed is found from the inside out; and only that is rebuilt.
-    """
-    memo = job.begin()
-    nodes = _survey(root, job)
-    job.kept += (nodes,)
-    changed = _containing(nodes, job)
-    _put_together(root, nodes, changed, job)
-    return memo.get(id(root), root)
+    """Do what `rebuild` promises for any shape of structure; see tangled.py."""
+    return untangle(root, job, _handler_of)
 
 
-@dataclasses.dataclass(slots=True)
-class _Node:
-    """A container that was visited, with the parts that are not to be left alone."""
-
-    x: Any
-    kind: Kind
-    parts: list[tuple[Any, Any]]
-
-
-def _survey(root: Any, job: Job) -> dict[int, _Node]:
-    """Visit every object once, send what is a leaf, and return the containers."""
-    nodes: dict[int, _Node] = {}
-    seen: set[int] = set()
-    stack = [root]
-    while stack:
-        x = stack.pop()
-        cls = type(x)
-        handler = _HANDLERS[cls] if cls in _HANDLERS else _learn(cls)
-        if handler is None or id(x) in seen or id(x) in job.memo:
-            continue
-        seen.add(id(x))
-        kind = None if handler in _LEAVES or registered(cls) else kind_of(cls)
-        if kind is None:
-            new = handler(x, job, 0)
-            if new is not x:
-                job.begin()[id(x)] = new
-            continue
-        parts = [(key, part) for key, part in kind.parts(x) if not _skipped(key, kind, job)]
-        nodes[id(x)] = _Node(x, kind, parts)
-        stack.extend(part for _, part in reversed(parts))
-    return nodes
-
-
-_LEAVES = (_tensor, _foreign, _stranger)
-
-
-def _skipped(key: Any, kind: Kind, job: Job) -> bool:
-    if not job.skip:
-        return False
-    name = key.name if isinstance(key, Attribute) else key
-    return isinstance(name, str) and name in job.skip
-
-
-def _containing(nodes: dict[int, _Node], job: Job) -> set[int]:
-    """Return the containers in which, at any depth, something changed."""
-    inside: dict[int, list[int]] = {}
-    for ref, node in nodes.items():
-        for _, part in node.parts:
-            inside.setdefault(id(part), []).append(ref)
-    changed: set[int] = set()
-    stack = [ref for ref in inside if ref in job.memo and ref not in nodes]
-    while stack:
-        for ref in inside.get(stack.pop(), ()):
-            if ref not in changed:
-                changed.add(ref)
-                stack.append(ref)
-    return changed
-
-
-def _put_together(root: Any, nodes: dict[int, _Node], changed: set[int], job: Job) -> None:
-    """Rebuild the containers that changed, the inner ones first.
-
-    One that may hold itself gets its twin on the way in, so that what it holds can refer to it.
-    """
-    memo = job.begin()
-    entered: set[int] = set()
-    stack: list[tuple[int, bool]] = [(id(root), False)]
-    while stack:
-        ref, on_the_way_out = stack.pop()
-        if ref not in changed:
-            continue
-        node = nodes[ref]
-        if not on_the_way_out:
-            if ref in entered:
-                continue
-            entered.add(ref)
-            if node.kind.hollow is not None:
-                memo[ref] = node.kind.hollow(node.x)
-            stack.append((ref, True))
-            stack.extend((id(part), False) for _, part in node.parts)
-            continue
-        news = ((key, memo.get(id(part))) for key, part in node.parts)
-        changes = {key: new for key, new in news if new is not None}
-        if node.kind.hollow is not None:
-            node.kind.rebuild(node.x, changes, memo[ref])
-        else:
-            memo[ref] = node.kind.rebuild(node.x, changes)
+def _handler_of(cls: type) -> Handler | None:
+    try:
+        return _HANDLERS[cls]
+    except KeyError:
+        return _learn(cls)

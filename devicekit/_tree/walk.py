@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from devicekit._tree.kinds import (
-    Attribute,
-    is_atom,
-    kind_of,
-    moves_itself,
-    parts_of,
-    registered,
-)
+from devicekit._tree.kinds import is_atom, kind_of, moves_itself, name_of, parts_of, registered
+from devicekit._tree.state import Attribute, Storage
 
-__all__ = ["holds_tensors", "path_of", "walk"]
+__all__ = ["holds_tensors", "path_of", "paths_of", "walk"]
 
 _MAX_OBJECTS = 10_000  # how many a search for tensors in somebody's object looks at
 
@@ -57,7 +54,7 @@ def _visit(
         if id(x) in seen:
             continue
         seen.add(id(x))
-        if isinstance(x, Tensor) or _is_torch_object(cls):
+        if issubclass(cls, Tensor) or _is_torch_object(cls):
             yield place, x, True
             continue
         known = registered(cls) is not None or (not moves_itself(cls) and kind_of(cls) is not None)
@@ -90,20 +87,60 @@ def _path(root: str, place: _Place) -> str:
 
 def _step(key: Any, container: Any) -> str:
     """Return one step of a path: `['image']`, `[0]`, `.mask`."""
+    if isinstance(key, Storage):
+        return f".{key.name}" if key.name == "maps" else ""  # the items are written as if its own
     if isinstance(key, Attribute):
         return f".{key.name}"
-    if isinstance(container, tuple) and hasattr(container, "_fields"):
-        return f".{container._fields[key]}"
-    return f"[{key!r}]"
+    name = name_of(key, container) if isinstance(container, tuple) else None
+    return f"[{key!r}]" if name is None else f".{name}"
 
 
 def path_of(leaf: Any, root: Any, path: str) -> str:
     """Return the path at which a leaf stands in a structure, or the structure's own."""
-    found = (place for place, x, _ in _visit(root, opaque=True) if x is leaf)
-    return _path(path, next(found, None))
+    return paths_of([leaf], root, path)[0]
 
 
-def holds_tensors(x: Any) -> bool:
-    """Return whether an object of an unknown type holds tensors, at any depth within reason."""
-    leaves = walk(x, opaque=True, limit=_MAX_OBJECTS)
-    return any(isinstance(leaf, Tensor) or _is_torch_object(type(leaf)) for _, leaf in leaves)
+def paths_of(leaves: Collection[Any], root: Any, path: str) -> list[str]:
+    """Return the paths at which leaves stand in a structure, or its own for what is not there."""
+    wanted = {id(leaf) for leaf in leaves}
+    places: dict[int, _Place] = {}
+    for place, x, _ in _visit(root, opaque=True):
+        if id(x) in wanted:
+            places[id(x)] = place
+            if len(places) == len(wanted):
+                break
+    return [_path(path, places.get(id(leaf))) for leaf in leaves]
+
+
+def holds_tensors(x: Any, device: torch.device) -> bool:
+    """Return whether an object of an unknown type holds tensors that are not on a device.
+
+    What is nearest is looked at first: a tensor is found however much else there is far below.
+    """
+    seen: set[int] = set()
+    queue: deque[Any] = deque([x])
+    kept: list[Any] = []  # as in `_visit`
+    while queue and len(seen) < _MAX_OBJECTS:
+        x = queue.popleft()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        kept.append(x)
+        cls = type(x)
+        if issubclass(cls, Tensor):
+            if x.device != device:
+                return True
+        elif issubclass(cls, Module):
+            if any(t.device != device for t in chain(x.parameters(), x.buffers())):
+                return True
+        elif issubclass(cls, Optimizer):
+            queue.append(x.param_groups)
+        elif registered(cls) or kind_of(cls) is not None or moves_itself(cls) or not is_atom(cls):
+            queue.extend(_parts_of_interest(x))
+    return False
+
+
+def _parts_of_interest(x: Any) -> Iterable[Any]:
+    if type(x) in (list, tuple, set, frozenset) and _SCALARS.issuperset(map(type, x)):
+        return ()  # a million labels are read in C
+    return (part for _, part in parts_of(x) if type(part) not in _SCALARS)

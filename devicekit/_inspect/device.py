@@ -1,8 +1,10 @@
-"""Read where tensors live; never moves anything."""
+"""The one device where inputs belong: cheap, for loops."""
+
+# pyright: reportPrivateUsage=false
+# Of torch: the public ways to its stores are slow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, TypeVar, overload
 
 import torch
@@ -10,10 +12,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit._backends import current_machine
+from devicekit._inspect.hooks import declared_device
 from devicekit._tree import walk
+from devicekit._types import CPU
 from devicekit.errors import NoDeviceError
 
-__all__ = ["device_of", "execution_device", "hooks_of", "strays_of", "tensors_of"]
+__all__ = ["device_of", "execution_device", "is_packed", "moves_itself"]
 
 _D = TypeVar("_D")
 _NOTHING: Any = object()
@@ -29,9 +33,9 @@ def device_of(obj: object, default: Any = _NOTHING, /) -> Any:
     What `next(model.parameters()).device` is written for, made total: of a model it is the
     execution device that accelerate's hooks give it when it is offloaded or dispatched, else the
     device of its first parameter, else of its first buffer, else of what a `DataParallel` replica
-    holds (pytorch#40457). Wrappers such as DDP and `torch.compile` are seen through. Of data it is
-    the device of the first tensor, of an optimizer that of its first parameter. Cheap enough for
-    loops: it looks no further than the first.
+    holds (pytorch#40457). Wrappers such as DDP, FSDP and `torch.compile` are seen through. Of data
+    it is the device of the first tensor, of an optimizer that of its first parameter. Cheap enough
+    for loops: it looks no further than the first.
 
     Args:
         obj: A module, an optimizer, a tensor, or any structure that holds some.
@@ -79,25 +83,43 @@ def execution_device(module: nn.Module) -> torch.device | None:
         _by_hook_or_parameter(module)
         or _first(module, "_buffers")
         or _first(module, "_former_parameters")  # of a DataParallel replica
+        or _of_packed_or_own(module)
     )
 
 
 def _by_hook_or_parameter(module: nn.Module) -> torch.device | None:
     # Written without `parameters()`, whose generators cost more than moving a small batch.
-    hook = module.__dict__.get("_hf_hook")
+    state = module.__dict__
+    hook = state.get("_hf_hook")
     if hook is not None:
-        declared = _declared(hook)
+        declared = declared_device(hook)
         if declared is not None:
             return declared
+    if "_fsdp_wrapped_module" in module._modules:  # its shards may be kept on the CPU
+        computing = state.get("compute_device")
+        if isinstance(computing, torch.device):
+            return computing
     for parameter in module._parameters.values():
         if parameter is not None:
-            return parameter.device
+            return parameter.device if type(parameter) in _PLAIN else _of_shards(parameter)
     for child in module._modules.values():
         if child is not None:
             found = _by_hook_or_parameter(child)
             if found is not None:
                 return found
     return None
+
+
+_PLAIN = (nn.Parameter, Tensor)
+
+
+def _of_shards(parameter: Tensor) -> torch.device:
+    """Return where a DTensor is computed with: FSDP may keep its shards on the CPU."""
+    device = parameter.device
+    computing = getattr(getattr(parameter, "device_mesh", None), "device_type", device.type)
+    if computing == device.type:
+        return device
+    return torch.device(computing, current_machine().current_index(computing))
 
 
 def _first(module: nn.Module, store: str) -> torch.device | None:
@@ -108,61 +130,31 @@ def _first(module: nn.Module, store: str) -> torch.device | None:
     return None
 
 
-def _declared(hook: Any) -> torch.device | None:
-    """Return the execution device that one of accelerate's hooks declares."""
-    for part in _flattened(hook):
-        declared = getattr(part, "execution_device", None)
-        if declared is not None:
-            device = torch.device(declared)
-            if device.type in ("cpu", "meta"):
-                return torch.device(device.type)
-            if device.index is None:
-                index = current_machine().current_index(device.type)
-                return torch.device(device.type, index)
-            return device
+def _of_packed_or_own(module: nn.Module) -> torch.device | None:
+    """Return the device of packed weights, or of state that a module moves by itself."""
+    for child in module.modules():
+        own = moves_itself(child)
+        for value in child.__dict__.values():
+            if is_packed(value):
+                return CPU
+            if own and isinstance(value, Tensor):
+                return value.device
     return None
 
 
-def _flattened(hook: Any) -> tuple[Any, ...]:
-    """Return the parts of one of accelerate's hooks, which may be several in a row."""
-    return tuple(getattr(hook, "hooks", (hook,)))
+def moves_itself(module: nn.Module) -> bool:
+    """Return whether a module moves what it holds in plain attributes, by an `_apply` of its own.
 
-
-def hooks_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield accelerate's hooks in a module, with the name of the sub-module each is on."""
-    for name, part in module.named_modules():
-        hook = part.__dict__.get("_hf_hook")
-        if hook is not None:
-            yield from ((name, single) for single in _flattened(hook))
-
-
-def tensors_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters and buffers of a module by name, each tensor once."""
-    yield from module.named_parameters()
-    yield from module.named_buffers()
-
-
-def strays_of(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that a module holds outside its parameters and buffers, by path.
-
-    `Module.to` does not move them: plain attributes, items of lists and dicts, unregistered
-    sub-modules.
+    Torch's own modules that have one move nothing more by it.
     """
-    registered = {id(tensor) for _, tensor in tensors_of(module)} | set(map(id, module.modules()))
-    for name, part in module.named_modules():
-        for key, value in part.__dict__.items():
-            if key in _MODULE_STATE or type(value) in _SCALARS:
-                continue
-            for path, leaf in walk(value, f"{name}.{key}" if name else key):
-                if id(leaf) in registered:
-                    continue
-                registered.add(id(leaf))
-                if isinstance(leaf, nn.Module):
-                    yield from ((f"{path}.{n}", t) for n, t in tensors_of(leaf))
-                    yield from ((f"{path}.{n}", t) for n, t in strays_of(leaf))
-                elif isinstance(leaf, Tensor) and leaf.grad_fn is None:  # else it is recomputed
-                    yield path, leaf
+    cls: Any = type(module)
+    apply = cls._apply
+    return apply is not nn.Module._apply and not apply.__module__.startswith("torch.")
 
 
-_MODULE_STATE = frozenset(nn.Module().__dict__) | {"_hf_hook", "_old_forward", "_former_parameters"}
-_SCALARS = frozenset((type(None), bool, int, float, str))
+def is_packed(value: object) -> bool:
+    """Return whether this is what quantized modules hold for weights.
+
+    The kernels that use them, those of FBGEMM, oneDNN and QNNPACK, are all for the CPU.
+    """
+    return isinstance(value, torch.ScriptObject) and "PackedParams" in str(value._type())

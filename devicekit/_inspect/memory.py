@@ -1,0 +1,50 @@
+"""How much memory tensors hold; what they share is counted once."""
+
+# pyright: reportPrivateUsage=false
+# Of torch: the public ways to its stores are slow.
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+__all__ = ["blocks_of"]
+
+Block = tuple[int, int]
+
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
+
+
+def blocks_of(tensor: Tensor) -> Iterator[Block]:
+    """Yield the blocks of memory that a tensor holds: what tells each from others, and its bytes.
+
+    Sparse and nested tensors and wrapper subclasses hold those of their parts.
+    """
+    if is_lazy(tensor):
+        return
+    methods = _PARTS.get(tensor.layout)
+    if methods is not None:
+        for method in methods:
+            yield from blocks_of(getattr(tensor, method)())
+        return
+    if hasattr(tensor, "__tensor_flatten__"):
+        wrapper: Any = tensor
+        for name in wrapper.__tensor_flatten__()[0]:
+            yield from blocks_of(getattr(tensor, name))
+        return
+    try:
+        storage = tensor.untyped_storage()
+    except (RuntimeError, NotImplementedError):  # opaque, as those of MKL-DNN are
+        yield id(tensor), tensor.numel() * tensor.element_size()
+    else:
+        yield storage._cdata, storage.nbytes()
