@@ -71,12 +71,14 @@ def _in_slots(x: Any) -> Iterator[tuple[str, Any]]:
                 yield name, getattr(x, name)
 
 
-def _rank(x: Any) -> str:
+def _rank(x: Any, depth: int = 2) -> str:
     """The order of set members is by their ids, which differ; their sizes do not."""
     if isinstance(x, Tensor):
         return f"tensor {x.numel():5}"
+    if not depth or isinstance(x, (set, frozenset)):
+        return type(x).__name__
     parts = contents(x)
-    return f"{type(x).__name__} {[_rank(part) for _, part in parts] if parts else repr(x)}"
+    return f"{type(x).__name__} {[_rank(p, depth - 1) for _, p in parts] if parts else repr(x)}"
 
 
 def _visit(root: Any) -> Iterator[tuple[Any, list[tuple[Any, Any]]]]:

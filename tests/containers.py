@@ -208,7 +208,7 @@ class Plain:
 class Frozen:
     left: Any
     right: Any = None
-    unset: Any = dataclasses.field(init=False)
+    unset: Any = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         CALLS.append("__post_init__")

@@ -16,6 +16,7 @@ import types
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -703,10 +704,11 @@ def broken_module(error: type[BaseException], *working: str) -> Any:
     ids=["nothing", "available", "count", "started"],
 )
 def test_a_plugin_that_raises_from_everything(
-    error: type[Exception], working: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    error: type[Exception], working: tuple[str, ...]
 ) -> None:
-    with FakeBox(plugin=[GPU(), GPU()]):
-        monkeypatch.setattr(torch, PLUGIN, broken_module(error, *working))
+    module = broken_module(error, *working)
+
+    with FakeBox(plugin=[GPU(), GPU()]), mock.patch.object(torch, PLUGIN, module):
         machine = Machine()
         read, settled = machine.accelerator(PLUGIN), machine.settled_count(PLUGIN)
         assert machine.free_memory(torch.device(PLUGIN, 0)) is None
@@ -728,18 +730,18 @@ def test_a_plugin_that_raises_from_everything(
         assert read.detail.startswith(error.__name__)
 
 
-def test_a_plugin_that_raises_does_not_hide_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    with FakeBox([GPU()], plugin=[GPU()]):
-        monkeypatch.setattr(torch, PLUGIN, broken_module(OSError))
+def test_a_plugin_that_raises_does_not_hide_cuda() -> None:
+    module = broken_module(OSError)
+
+    with FakeBox([GPU()], plugin=[GPU()]), mock.patch.object(torch, PLUGIN, module):
         assert devicekit.auto() == torch.device("cuda:0")
 
 
-def test_a_module_with_a_count_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_with_a_count_and_nothing_else() -> None:
     module: Any = types.ModuleType("torch.bare")
     module.device_count = lambda: 2
 
-    with FakeBox(plugin=[GPU()]):
-        monkeypatch.setattr(torch, PLUGIN, module)
+    with FakeBox(plugin=[GPU()]), mock.patch.object(torch, PLUGIN, module):
         assert devicekit.device(f"{PLUGIN}:1") == torch.device(PLUGIN, 1)
         assert devicekit.device(PLUGIN) == torch.device(PLUGIN, 0)
         assert Machine().settled_count(PLUGIN) == 2

@@ -276,14 +276,12 @@ def test_a_forked_child_checks_again() -> None:
     assert os.waitstatus_to_exitcode(status) == 0
 
 
-def test_nothing_found_before_the_start_is_believed_afterwards(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nothing_found_before_the_start_is_believed_afterwards() -> None:
     with FakeBox(TWINS, pynvml=True):
         assert devicekit.device("cuda:1") == torch.device("cuda:1")
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        os.environ["CUDA_VISIBLE_DEVICES"] = "0"
         assert refusal("cuda:1").reason == "hidden by a visibility variable"
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        del os.environ["CUDA_VISIBLE_DEVICES"]
         assert devicekit.device("cuda:1") == torch.device("cuda:1")
 
 

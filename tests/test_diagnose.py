@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import platform
 import signal
@@ -167,6 +168,48 @@ BOXES: dict[str, tuple[FakeBox, dict[str, str], tuple[str, str, str, str]]] = {
             "Install a build of torch with CUDA.",
         ),
     ),
+    "Ascend without its plugin": (
+        FakeBox(built="cpu"),
+        {"dev/davinci0": ""},
+        (
+            "plugin-not-installed",
+            "error",
+            "The machine has a Huawei device (its device file is there), and its plugin for torch "
+            "is not installed.",
+            "Install the plugin and import torch_npu.",
+        ),
+    ),
+    "Gaudi seen by its device file": (
+        FakeBox(built="cpu"),
+        {"dev/hl0": "", "dev/dri/renderD128": "", "dev/nvidiactl": ""},
+        (
+            "plugin-not-installed",
+            "error",
+            "The machine has a Habana device (its device file is there), and its plugin for torch "
+            "is not installed.",
+            "Install the plugin and import habana_frameworks.torch.",
+        ),
+    ),
+    "AMD driver that gives no device": (
+        FakeBox(built="rocm"),
+        pci(AMD_ID) | {"dev/kfd": ""},
+        (
+            "driver-failed",
+            "error",
+            "The driver gives ROCm no device, and the machine has 1 AMD device on its PCI bus.",
+            "Restart the machine; look for 'NVRM' or 'amdgpu' in its kernel log.",
+        ),
+    ),
+    "NVIDIA GPU of a Jetson, and a library that does not tell its version": (
+        FakeBox(built="cpu"),
+        {"dev/nvhost-gpu": "", "usr/lib/libcuda.so.1": "", "proc/driver/nvidia/version": "?"},
+        (
+            "cpu-only-build",
+            "error",
+            "the machine has an NVIDIA GPU (its kernel module is loaded).",
+            "Install a build of torch with CUDA.",
+        ),
+    ),
     "Gaudi without its plugin": (
         FakeBox(built="cpu"),
         pci("0x1da3", "0x120000"),
@@ -262,6 +305,16 @@ BOXES: dict[str, tuple[FakeBox, dict[str, str], tuple[str, str, str, str]]] = {
             "environment, e.g. changing env variable CUDA_VISIBLE_DEVICES after program start.",
             "Set variables before the program starts and run it again; if it fails still, reload "
             "the kernel module nvidia_uvm or restart the machine.",
+        ),
+    ),
+    "driver gives no device": (
+        FakeBox(driver_installed=True),
+        pci(NVIDIA),
+        (
+            "driver-failed",
+            "error",
+            "The driver gives CUDA no device, and the machine has 1 NVIDIA device on its PCI bus.",
+            "Restart the machine; look for 'NVRM' or 'amdgpu' in its kernel log.",
         ),
     ),
     "count and availability disagree": (
@@ -603,6 +656,14 @@ BOXES: dict[str, tuple[FakeBox, dict[str, str], tuple[str, str, str, str]]] = {
 }
 
 
+@pytest.fixture(params=["in a child", "here"])
+def asked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask in a child process, and once more in this one, as on other systems than Linux."""
+    if request.param == "here":
+        monkeypatch.setattr(machine, "can_use_child", lambda: False)
+
+
+@pytest.mark.usefixtures("asked")
 @pytest.mark.parametrize(("box", "files", "expected"), BOXES.values(), ids=BOXES.keys())
 def test_finds(
     box: FakeBox, files: dict[str, str], expected: tuple[str, str, str, str], root: Path
@@ -833,7 +894,7 @@ def test_survives_a_driver_that(
     assert str(diagnosis.facts.choice) == "cuda:1"  # what was answered before is kept
 
 
-@ON_LINUX
+@pytest.mark.usefixtures("asked")
 def test_survives_nvidia_smi_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "_TIMEOUT", 0.3)
     monkeypatch.setattr(survey, "_PATIENCE", 0.3)
@@ -881,6 +942,43 @@ def test_asks_here_where_no_process_can_be_made(monkeypatch: pytest.MonkeyPatch)
 
     with FakeBox(TWINS, pynvml=True):
         assert devicekit.diagnose().findings == ()
+
+
+@ON_LINUX
+def test_the_child_sends_what_it_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ask(before: Mapping[str, Any]) -> Any:
+        return dict(before)
+
+    def fail(before: Mapping[str, Any]) -> Any:
+        raise_error()
+
+    reading, writing = os.pipe()
+    with monkeypatch.context() as patch:
+        logger = logging.getLogger("devicekit")
+        patch.setattr(logger, "filters", [])
+        for name in ("_exit", "dup2", "setpgid"):
+            patch.setattr(os, name, lambda *args: None)
+        isolation._answer([("first", ask), ("second", fail), ("third", ask)], writing)
+        assert not logger.filter(logging.makeLogRecord({}))
+    os.close(writing)
+
+    answers = isolation._unpack(*isolation._receive(reading)[:1], in_time=True)
+    assert answers.values == {"first": {}, "third": {"first": {}}}
+    assert answers.failed == {"second": "RuntimeError: no such luck"}
+    assert (answers.blocked, answers.crashed) == (None, None)
+
+
+def test_asks_here_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+
+    assert not isolation.can_use_child()
+
+
+@ON_LINUX
+def test_asks_here_where_others_have_started_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "_open_files", lambda: ["/dev/null", "/dev/nvidia-uvm"])
+
+    assert not isolation.can_use_child()
 
 
 def test_an_answer_that_is_cut_off_is_left_out() -> None:

@@ -101,3 +101,24 @@ def test_nested_batches_keep_their_types(tmp_path: Path) -> None:
         "what is no tensor passes through: 'scene-1.png'\n"
         "moved again it is the very same object: True\n"
     )
+
+
+def test_the_stray_is_found_and_mended(tmp_path: Path) -> None:
+    done = run("05_find_the_stray.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    found, shown, mended = re.split(r"\n?\n== .* ==\n", f"\n{done.stdout}")[1:]
+    assert found.startswith("1.mask is on cpu, but Sequential is on meta.")
+    assert "self.register_buffer('mask', mask, persistent=False)" in found
+    assert shown.startswith("1.mask is on cpu, but Sequential is on meta: a plain attribute")
+    assert "the output is on meta, of shape (3, 5, 2)" in mended
+    assert "mask is on" not in mended
+
+
+def test_nothing_stays_behind_on_the_cpu(tmp_path: Path) -> None:
+    done = run("05_find_the_stray.py", "--device", "cpu", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "1.mask is on" not in done.stdout
+    assert ".to() would leave 1.mask behind" in done.stdout
+    assert "Sequential is on cpu.\nthe output is on cpu, of shape (3, 5, 2)\n" in done.stdout

@@ -81,9 +81,8 @@ def test_none_of_the_caller_s_code_runs(container: Any, options: dict[str, Any])
     assert CALLS == []
 
 
-@pytest.mark.parametrize("name", list(CONTAINERS))
-def test_every_container_moves_inside_every_other(name: str, container: Any) -> None:
-    nested = CONTAINERS[name](container, [container])
+def test_every_container_moves_inside_every_other(container: Any) -> None:
+    nested = [make(container, [container]) for make in CONTAINERS.values()]
 
     moved = devicekit.move(nested, "meta")
 
@@ -299,7 +298,7 @@ def test_a_container_s_parts_are_its_own_and_not_what_it_shows() -> None:
 
 def test_many_types_may_pass(options: dict[str, Any]) -> None:
     """Classes made anew for every batch do not pile up, and what is built in is not forgotten."""
-    for i in range(5000):
+    for i in range(4200):
         cls = type(f"Made{i}", (), {})
         assert type(devicekit.move([cls(), torch.zeros(1)], "meta", **options)[0]) is cls
 

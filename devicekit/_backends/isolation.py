@@ -137,7 +137,7 @@ def _answer(questions: Sequence[Question], writing: int) -> NoReturn:
         for stream in (0, 1, 2):  # drivers print, and what is printed here is nobody's
             os.dup2(silence, stream)
         # What is decided in the child is nothing that has happened to the program.
-        logging.getLogger("devicekit").addFilter(lambda record: False)
+        logging.getLogger("devicekit").addFilter(lambda _: False)
         answers = Answers()
         for name, question in questions:
             _send(writing, ("asked", name, None))

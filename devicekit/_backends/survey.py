@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -151,7 +151,7 @@ def _started() -> tuple[str, ...] | None:
 
 
 def _uuid(index: int) -> str:
-    properties: Any = torch.cuda.get_device_properties(index)
+    properties = cast("Any", torch.cuda.get_device_properties(index))
     return str(getattr(properties, "uuid", ""))
 
 

@@ -58,29 +58,7 @@ def driver(facts: Facts) -> Iterator[Finding]:
     cuda = facts.accelerator("cuda")
     if cuda is None or _in_container_without_gpu(facts) or facts.blocked:
         return
-    if cuda.reason == "no driver" and "nvidia" in hardware(facts):
-        loaded = facts.survey.module is not None
-        yield Finding(
-            code="no-driver",
-            severity="error",
-            about="cuda",
-            cause=f"The machine has {hardware(facts)['nvidia']}, and "
-            + ("torch finds no library libcuda." if loaded else "no NVIDIA driver is loaded."),
-            remedy="Install the driver's libraries (libcuda.so.1) on the search path of libraries."
-            if loaded
-            else "Install NVIDIA's driver, or load its kernel module with 'modprobe nvidia'.",
-        )
-    elif cuda.label == "ROCm" and not cuda.devices and "amd" in hardware(facts):
-        if "kfd" not in facts.survey.nodes:
-            yield Finding(
-                code="no-driver",
-                severity="error",
-                about="cuda",
-                cause=f"The machine has {hardware(facts)['amd']}, and /dev/kfd is not there.",
-                remedy="Install AMD's driver amdgpu; start a container with --device=/dev/kfd "
-                "--device=/dev/dri.",
-            )
-    elif facts.survey.bad_fork:
+    if facts.survey.bad_fork:
         yield Finding(
             code="forked-after-start",
             severity="error",
@@ -88,7 +66,14 @@ def driver(facts: Facts) -> Iterator[Finding]:
             cause="This process was forked from one that had started CUDA, and cannot use it.",
             remedy="Start worker processes with the method 'spawn', or before CUDA is used.",
         )
-    elif _said(facts) and not _is_mismatch(facts):
+    elif cuda.label == "ROCm" and not cuda.devices and "kfd" not in facts.survey.nodes:
+        yield from _no_amd_driver(facts)
+    elif cuda.reason == "no driver":
+        yield from _no_nvidia_driver(facts)
+    elif cuda.reason == "none visible":
+        yield from _no_device(facts, cuda.label)
+    if _said(facts) and not _is_mismatch(facts) and not facts.survey.bad_fork:
+        nvidia = cuda.label == "CUDA"
         yield Finding(
             code="driver-failed",
             severity="error",
@@ -96,9 +81,55 @@ def driver(facts: Facts) -> Iterator[Finding]:
             cause=sentence(f"{cuda.label} does not start: {_said(facts)}"),
             remedy="Set variables before the program starts and run it again; if it fails still, "
             "reload the kernel module nvidia_uvm or restart the machine."
-            if cuda.label == "CUDA"
+            if nvidia
             else "Restart the machine, and run 'rocminfo' for what the driver sees.",
         )
+
+
+def _no_nvidia_driver(facts: Facts) -> Iterator[Finding]:
+    seen = hardware(facts).get("nvidia")
+    if seen is None:
+        return
+    loaded = facts.survey.module is not None
+    yield Finding(
+        code="no-driver",
+        severity="error",
+        about="cuda",
+        cause=f"The machine has {seen}, and "
+        + ("torch finds no library libcuda." if loaded else "no NVIDIA driver is loaded."),
+        remedy="Install the driver's libraries (libcuda.so.1) on the search path of libraries."
+        if loaded
+        else "Install NVIDIA's driver, or load its kernel module with 'modprobe nvidia'.",
+    )
+
+
+def _no_amd_driver(facts: Facts) -> Iterator[Finding]:
+    seen = hardware(facts).get("amd")
+    if seen is None or "dxg" in facts.survey.nodes:  # under WSL the driver has another file
+        return
+    yield Finding(
+        code="no-driver",
+        severity="error",
+        about="cuda",
+        cause=f"The machine has {seen}, and /dev/kfd is not there.",
+        remedy="Install AMD's driver amdgpu; start a container with --device=/dev/kfd "
+        "--device=/dev/dri.",
+    )
+
+
+def _no_device(facts: Facts, label: str) -> Iterator[Finding]:
+    seen = hardware(facts).get("nvidia" if label == "CUDA" else "amd")
+    if seen is None and facts.counted:
+        seen = f"{facts.counted} that the management library counts"
+    if seen is None:
+        return
+    yield Finding(
+        code="driver-failed",
+        severity="error",
+        about="cuda",
+        cause=f"The driver gives {label} no device, and the machine has {seen}.",
+        remedy="Restart the machine; look for 'NVRM' or 'amdgpu' in its kernel log.",
+    )
 
 
 def driver_too_old(facts: Facts) -> Iterator[Finding]:

@@ -30,15 +30,15 @@ def inspect(obj: object, /) -> DeviceReport:
     more than `model.to(device)` where the model is there already.
 
     Bytes are those of the memory that is held: tied weights and views of one storage are counted
-    once, sparse and nested tensors by their parts. What quantized modules have packed is listed,
-    but says no size.
+    once, sparse and nested tensors by their parts. On meta they are what the values would take. What
+    quantized modules have packed is listed, but says no size.
 
     Args:
         obj: A module, an optimizer, a tensor, or any structure that holds some: `inspect([model,
             optimizer])` says as well whether the optimizer trains this model.
 
     Raises:
-        RecursionError: Never: structures that hold themselves are fine.
+        Nothing: `report.device` does, where there is not one device.
 
     Examples:
         >>> import devicekit, torch
@@ -94,13 +94,11 @@ def home_of(survey: Survey, input_device: torch.device | None) -> torch.device |
     """Return where what is in an object belongs: where hooks say, else where most of it is."""
     if survey.rules:
         return input_device
+    heavy = [held for held in survey.held if not held.is_scalar()] or survey.held
+    firm = [held for held in heavy if held.role != "stray"] or heavy
     sizes: dict[torch.device, int] = defaultdict(int)
-    for strays in (False, True):
-        for held in survey.held:
-            if (held.role == "stray") is strays:
-                sizes[held.device] += held.nbytes
-        if sizes:
-            break
+    for held in firm:
+        sizes[held.device] += held.nbytes
     if not sizes:
         return input_device
 

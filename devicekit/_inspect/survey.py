@@ -44,7 +44,10 @@ class Held(NamedTuple):
 
     def is_scalar(self) -> bool:
         """Return whether torch takes it on the CPU whatever device the rest is on."""
-        return self.device.type == "cpu" and self.tensor is not None and self.tensor.dim() == 0
+        tensor = self.tensor
+        if tensor is None or self.device.type != "cpu" or is_lazy(tensor):
+            return False
+        return tensor.dim() == 0
 
 
 class Survey:
@@ -178,13 +181,16 @@ class Survey:
 
     # ---- plain attributes ------------------------------------------------------------------------
 
-    def _attributes(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+    def _attributes(
+        self, modules: Iterable[tuple[str, nn.Module]], *, unregistered: bool = False
+    ) -> None:
         registered = {held.device for held in self.held}
         shared: set[int] = set()  # objects that many modules refer to, such as a configuration
         for path, module in list(modules):
             if not attribute_names(module.__dict__):  # asked here, as most have none
                 continue
-            own = moves_itself(module)  # as metrics move their state
+            # As metrics move their state, where somebody moves the metric.
+            own = moves_itself(module) and not unregistered
             for name, leaf in attributes_of(module, path, shared):
                 if isinstance(leaf, Tensor):
                     self._attribute(name, leaf, registered, "state" if own else "stray")
@@ -215,7 +221,7 @@ class Survey:
             return
         start = len(self.modules)
         self._register(path, module, "stray")
-        self._attributes(self.modules[start:])
+        self._attributes(self.modules[start:], unregistered=True)
 
     # ---- optimizers ------------------------------------------------------------------------------
 

@@ -178,8 +178,9 @@ def tabulated(
 
 def notes(report: DeviceReport) -> list[Note]:
     """Return what else there is to say, each with a title and lines."""
+    elsewhere = tuple(tensor for tensor in report.away if tensor.path not in report.meta)
     found: list[Note] = [
-        ("On another device than the rest:", _located(report.away)),
+        ("On another device than the rest:", _located(elsewhere)),
         ("Strays, which .to() does not move; make them buffers:", _located(report.strays)),
         (
             "Second names of buffers, which the next .to() leaves behind:",

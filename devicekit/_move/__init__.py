@@ -48,6 +48,17 @@ def move(
     downcast: bool = ...,
     strict: bool = ...,
 ) -> _T: ...
+@overload  # what it says is said by the next one; with it, pyright takes a batch of type Any as one
+def move(
+    model: nn.Module,
+    batch: Tensor,
+    /,
+    *,
+    non_blocking: bool | None = ...,
+    skip_keys: Collection[str] = ...,
+    downcast: bool = ...,
+    strict: bool = ...,
+) -> Tensor: ...
 @overload
 def move(
     model: nn.Module,

@@ -57,7 +57,8 @@ def can_be_assigned(tensor: Tensor, device: torch.device) -> bool:
 @functools.lru_cache(maxsize=64)  # of two backends, whose nature does not change
 def _are_alike(source: torch.device, target: torch.device) -> bool:
     probes = torch.empty(0, device=source), torch.empty(0, device=target)
-    return torch._has_compatible_shallow_copy_type(*probes)
+    can = torch._has_compatible_shallow_copy_type  # pyright: ignore[reportPrivateImportUsage]
+    return can(*probes)
 
 
 def origin_of(name: str, tensor: Tensor, device: torch.device, narrower: Narrower) -> Origin:
@@ -140,7 +141,7 @@ def _trade(tensor: Tensor, data: Tensor) -> None:
             twin = nn.Parameter(data, tensor.requires_grad)
         else:
             twin = data
-        twin.__dict__.update(tensor.__dict__)
+        vars(twin).update(vars(tensor))
         torch.utils.swap_tensors(tensor, twin)  # type: ignore[no-untyped-call]
         # Hooks hang on what was traded away; setting them again hangs them on what came.
         tensor._backward_hooks = tensor._backward_hooks

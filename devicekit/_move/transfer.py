@@ -20,7 +20,7 @@ from devicekit._move.optimizers import Rewrite, move_optimizer
 from devicekit._tree import Job, path_of, walk
 from devicekit.errors import DeviceError, MoveError
 
-__all__ = ["CarefulTransfer", "Transfer"]
+__all__ = ["CarefulTransfer", "Transfer", "explain", "original"]
 
 # Types of device to which a copy from pinned memory may still run when the call returns, because
 # work on the device waits for it by itself. MPS does so too, but reads the source too late
@@ -185,10 +185,14 @@ def _is_unchanged(x: Any, twin: Any, before: dict[int, Tensor]) -> bool:
         return False
     states = getattr(x, "__dict__", {}), getattr(twin, "__dict__", {})
     return states[0].keys() == states[1].keys() and all(
-        old is new or (type(old) is type(new) and (type(old) in _COPIED or old == new))
+        old is new or (type(old) is type(new) and (type(old) in _COPIED or _equal(old, new)))
         for old, new in zip(*(state.values() for state in states), strict=True)
         if not isinstance(old, Tensor)
     )
+
+
+def _equal(old: Any, new: Any) -> bool:
+    return isinstance(old, (torch.device, str, int, float)) and bool(old == new)
 
 
 def _with_own_containers(x: Any) -> Any:

@@ -166,6 +166,7 @@ def _replaced(x: Any, changes: Changes) -> list[Any]:
 
 def _rebuild_list(x: Any, changes: Changes, twin: Any = None) -> Any:
     twin = bare(x) if twin is None else twin
+    list.clear(twin)  # a twin may be filled in part before, where something asks for its hash
     list.extend(twin, _replaced(x, changes))
     copy_state(x, twin, changes)
     return twin
@@ -179,6 +180,7 @@ def _hollow_deque(x: Any) -> Any:
 
 def _rebuild_deque(x: Any, changes: Changes, twin: Any = None) -> Any:
     twin = _hollow_deque(x) if twin is None else twin
+    collections.deque.clear(twin)
     collections.deque.extend(twin, _replaced(x, changes))
     copy_state(x, twin, changes)
     return twin

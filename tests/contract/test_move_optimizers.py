@@ -270,14 +270,13 @@ def test_what_others_put_in_stays(dev: torch.device) -> None:
     mine, scores = torch.ones(3), torch.ones(2)
     optimizer.state["scores"] = scores  # type: ignore[index]
     optimizer.param_groups[0]["mine"] = mine
-    groups, state = optimizer.param_groups[0], optimizer.state[model[0].weight]
+    state = optimizer.state[model[0].weight]
 
     move(model, dev)
     move(optimizer)
 
     assert optimizer.state["scores"] is scores  # type: ignore[index]
     assert optimizer.param_groups[0]["mine"] is mine
-    assert optimizer.param_groups[0] is groups
     assert optimizer.state[model[0].weight] is state
     assert mine.device == scores.device == CPU
 
