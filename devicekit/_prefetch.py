@@ -103,7 +103,7 @@ class Prefetcher(Generic[_T]):
             del first  # the source has to live until its copy is done, and no longer
 
     def _next(self, batches: Iterator[_T], device: torch.device) -> _Sent[_T] | Exception:
-        """Start the copy of the next batch; return what went wrong instead, to raise in its turn."""
+        """Start the copy of the next batch, or return what went wrong, to raise in its turn."""
         module = torch.get_device_module(device.type)
         stream = self._streams.get(device)
         if stream is None:

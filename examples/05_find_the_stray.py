@@ -78,7 +78,7 @@ def main() -> None:
     whole = model(mended=True).to(device)
     devicekit.check(whole, x)  # raises if something is wrong
     y = whole(x)
-    print(devicekit.inspect(whole).headline)
+    print(f"everything is on {devicekit.inspect(whole).device}")
     print(f"the output is on {y.device}, of shape {tuple(y.shape)}")
 
 

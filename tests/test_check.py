@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import devicekit
+import devicekit.testing
 from devicekit import DeviceMismatchError, check
+from devicekit._inspect import hooks_of, strays_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 HERE = torch.ones(3, 2)
@@ -331,3 +334,86 @@ def test_a_nested_input_is_listed() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged, device="meta")
 
     assert refused(Net(), nested).paths == ("x",)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A process group of this process."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+needs_gloo = pytest.mark.skipif(
+    not (dist.is_available() and dist.is_gloo_available()), reason="needs torch.distributed"
+)
+
+
+@needs_gloo
+@pytest.mark.usefixtures("alone")
+def test_ddp_is_seen_through() -> None:
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(Net(), nn.BatchNorm1d(2)))
+
+    check(model, HERE)
+    report = devicekit.inspect(model)
+    assert report.headline == "DistributedDataParallel is on cpu."
+    assert report.aliases == ()
+    assert devicekit.device_of(model) == CPU
+    assert refused(model, AWAY).paths == ("input",)
+
+
+@needs_gloo
+@pytest.mark.usefixtures("alone")
+def test_real_shards_are_told() -> None:
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    model = Net()
+    fsdp.fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)))
+
+    report = devicekit.inspect(model)
+
+    assert report.sharded == ("fc.weight", "fc.bias")
+    assert report.bytes == 6 * 4
+    assert report.device == report.input_device == CPU
+    check(model, AWAY)
+
+
+def test_shards_are_computed_with_where_their_mesh_is() -> None:
+    class DTensor(nn.Parameter):
+        device_mesh = SimpleNamespace(device_type="fake")
+
+    model = nn.Linear(2, 2)
+    model.weight = DTensor(torch.ones(2, 2))
+    with devicekit.testing.fake_devices(cuda=1):
+        DTensor.device_mesh.device_type = "cuda"
+        assert devicekit.device_of(model) == torch.device("cuda:0")
+
+
+def test_strays_of_a_module_alone() -> None:
+    model = Net()
+    model.more = [Net(), model.fc, torch.ones(2)]
+
+    assert [path for path, _ in strays_of(model)] == [
+        "more[0].fc.weight",
+        "more[0].fc.bias",
+        "more[2]",
+    ]
+
+
+def test_hooks_are_listed_with_their_modules() -> None:
+    model = dispatched(root=SimpleNamespace(hooks=[Hook("cpu"), Hook("meta")]), b=Hook("cpu"))
+
+    assert [name for name, _ in hooks_of(model)] == ["", "", "b"]
+
+
+def test_a_hook_may_leave_the_index_to_the_machine() -> None:
+    with devicekit.testing.fake_devices(cuda=2):
+        model = dispatched(root=Hook("cuda"), a=Hook("cuda:1"))
+        assert devicekit.device_of(model) == torch.device("cuda:0")
+        assert devicekit.device_of(model.a) == torch.device("cuda:1")
+
+
+def test_a_hook_that_declares_nothing_is_passed_over() -> None:
+    model = dispatched(root=SimpleNamespace(), a=SimpleNamespace(execution_device=None))
+
+    assert devicekit.device_of(model) == CPU
+    assert refused(model).paths == ("b.weight", "b.bias")

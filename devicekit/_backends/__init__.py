@@ -3,7 +3,6 @@
 from devicekit._backends.driver import Driver, Gpu
 from devicekit._backends.facts import Accelerator, DeviceInfo
 from devicekit._backends.generic import PLUGINS, needs_plugin
-from devicekit._backends.isolation import Question
 from devicekit._backends.machine import (
     Machine,
     current_machine,
@@ -12,20 +11,16 @@ from devicekit._backends.machine import (
     pretended,
 )
 from devicekit._backends.memory import parse_size
-from devicekit._backends.survey import Build, Survey
 from devicekit._backends.visibility import VARIABLES, select
 
 __all__ = [
     "PLUGINS",
     "VARIABLES",
     "Accelerator",
-    "Build",
     "DeviceInfo",
     "Driver",
     "Gpu",
     "Machine",
-    "Question",
-    "Survey",
     "current_machine",
     "known_accelerators",
     "needs_plugin",

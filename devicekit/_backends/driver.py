@@ -12,8 +12,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 __all__ = ["Driver", "Gpu", "read_driver"]
 
@@ -23,8 +22,7 @@ ComputeMode = Literal["default", "exclusive", "prohibited"]
 _TIMEOUT = 20.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(NamedTuple):
     """One NVIDIA GPU of this machine, visible to this process or not. Memory is in bytes."""
 
     uuid: str
@@ -47,8 +45,7 @@ class Gpu:
         )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Driver:
+class Driver(NamedTuple):
     """NVIDIA's driver: its version, the newest CUDA it supports, and every GPU it knows."""
 
     version: str | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -45,8 +46,7 @@ class DeviceInfo:
     reason: Reason | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Accelerator:
+class Accelerator(NamedTuple):
     """The accelerators of one type: what is there, and why what is not there is not.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
 __all__ = ["parse_size"]
 
@@ -42,4 +41,5 @@ def parse_size(size: int | str | None) -> int:
             f"or a text such as '8GiB' or '500MB'."
         )
         raise ValueError(msg)
-    return int(Fraction(match.group(1)) * unit)
+    whole, _, fraction = match.group(1).partition(".")
+    return int(int(whole + fraction) * unit // 10 ** len(fraction))  # exact, unlike a float

@@ -14,13 +14,12 @@ import torch
 from devicekit._backends import (
     VARIABLES,
     Accelerator,
-    Build,
     DeviceInfo,
     Machine,
-    Question,
-    Survey,
     current_machine,
 )
+from devicekit._backends.isolation import Question
+from devicekit._backends.survey import Build, Survey
 from devicekit._device import decide
 from devicekit.errors import DeviceError
 
@@ -175,7 +174,7 @@ def _unusable(accelerator: Accelerator) -> Accelerator:
         replace(info, usable=False, reason=info.reason or "driver failed")
         for info in accelerator.devices
     )
-    return replace(accelerator, devices=devices)
+    return accelerator._replace(devices=devices)
 
 
 def _environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

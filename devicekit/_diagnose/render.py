@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from devicekit._backends import Build, DeviceInfo
+from devicekit._backends import DeviceInfo
+from devicekit._backends.survey import Build
 from devicekit._diagnose.facts import Facts, redacted
 from devicekit._diagnose.finding import Finding, Severity, sentence
 

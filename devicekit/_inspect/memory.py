@@ -40,7 +40,9 @@ def blocks_of(tensor: Tensor) -> Iterator[Block]:
     if hasattr(tensor, "__tensor_flatten__"):
         wrapper: Any = tensor
         for name in wrapper.__tensor_flatten__()[0]:
-            yield from blocks_of(getattr(tensor, name))
+            part: object = getattr(tensor, name)
+            if isinstance(part, Tensor):  # a DTensor has its device mesh among them
+                yield from blocks_of(part)
         return
     try:
         storage = tensor.untyped_storage()

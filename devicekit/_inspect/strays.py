@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from devicekit._inspect.device import is_packed
@@ -70,6 +71,8 @@ def attributes_of(module: nn.Module, name: str, seen: set[int]) -> Iterator[tupl
         name: How it is called.
         seen: The ids of what was searched before: many modules refer to one configuration.
     """
+    if isinstance(module, DistributedDataParallel):  # which lists what its module has
+        return
     state = module.__dict__
     names = attribute_names(state)
     if len(names) > 1:

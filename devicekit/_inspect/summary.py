@@ -30,8 +30,8 @@ def inspect(obj: object, /) -> DeviceReport:
     more than `model.to(device)` where the model is there already.
 
     Bytes are those of the memory that is held: tied weights and views of one storage are counted
-    once, sparse and nested tensors by their parts. On meta they are what the values would take. What
-    quantized modules have packed is listed, but says no size.
+    once, sparse and nested tensors by their parts. On meta they are what the values would take.
+    What quantized modules have packed is listed, but says no size.
 
     Args:
         obj: A module, an optimizer, a tensor, or any structure that holds some: `inspect([model,

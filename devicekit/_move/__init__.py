@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Collection
 from typing import Any, TypeVar, overload
@@ -16,7 +17,7 @@ from devicekit._device import device as checked_device
 from devicekit._inspect import execution_device, strays_of
 from devicekit._move.traced import move_traced
 from devicekit._move.transfer import CarefulTransfer, Transfer, explain, original
-from devicekit._tree import LeafError, path_of, rebuild
+from devicekit._tree import LeafError, paths_of, rebuild
 from devicekit._types import CPU, DeviceLike
 from devicekit.errors import InvalidDeviceError, MoveError, NoDeviceError
 
@@ -202,7 +203,7 @@ def _device_for_batch(model: Any, batch: Any) -> torch.device:
         msg = "the model comes first: write move(model, batch), not move(batch, model)."
     else:
         msg = (
-            f"{batch!r} is neither a device nor a batch for a model: expected move(x), "
+            f"{reprlib.repr(batch)} is neither a device nor a batch for a model: expected move(x), "
             f"move(x, device) or move(model, batch). Leave it out for the best device here."
         )
     raise InvalidDeviceError(msg)
@@ -210,14 +211,20 @@ def _device_for_batch(model: Any, batch: Any) -> torch.device:
 
 def _left_behind(x: Any, job: Transfer) -> tuple[str, str]:
     """Return what to say of objects that nothing is known about, and the path of the first."""
-    paths = list(dict.fromkeys(path_of(stranger, x, "batch") for stranger in job.strangers))
-    kinds = ", ".join(sorted({type(stranger).__name__ for stranger in job.strangers}))
+    strangers = list({id(stranger): stranger for stranger in job.strangers}.values())
+    paths = paths_of(strangers[:_MAX_NAMED], x, "batch")
+    more = len(strangers) - len(paths)
+    named = ", ".join(paths) + (f" and {more} more" if more else "")
+    kinds = ", ".join(sorted({type(stranger).__name__ for stranger in strangers}))
+    verbs = "holds tensors and was" if len(strangers) == 1 else "hold tensors and were"
     return (
-        f"{', '.join(paths)} ({kinds}) holds tensors and was not moved to {job.device}: "
-        f"move() does not know the type. Give it a .to(device) method, or call "
-        f"devicekit.register().",
+        f"{named} ({kinds}) {verbs} not moved to {job.device}: move() does not know the type. "
+        f"Give it a .to(device) method, or call devicekit.register().",
         paths[0],
     )
+
+
+_MAX_NAMED = 5
 
 
 def _warn_of_what_stayed(x: Any, job: Transfer) -> None:

@@ -122,22 +122,26 @@ def holds_tensors(x: Any, device: torch.device) -> bool:
     kept: list[Any] = []  # as in `_visit`
     while queue and len(seen) < _MAX_OBJECTS:
         x = queue.popleft()
-        if id(x) in seen:
+        cls = type(x)
+        if id(x) in seen or (is_atom(cls) and not (moves_itself(cls) or kind_of(cls))):
             continue
         seen.add(id(x))
         kept.append(x)
-        cls = type(x)
-        if issubclass(cls, Tensor):
-            if x.device != device:
+        for part in _parts_of_interest(x):
+            if not issubclass(type(part), (Tensor, Module, Optimizer)):
+                if len(queue) < _MAX_OBJECTS:
+                    queue.append(part)
+            elif any(tensor.device != device for tensor in _tensors_of(part)):
                 return True
-        elif issubclass(cls, Module):
-            if any(t.device != device for t in chain(x.parameters(), x.buffers())):
-                return True
-        elif issubclass(cls, Optimizer):
-            queue.append(x.param_groups)
-        elif registered(cls) or kind_of(cls) is not None or moves_itself(cls) or not is_atom(cls):
-            queue.extend(_parts_of_interest(x))
     return False
+
+
+def _tensors_of(x: Any) -> Iterable[Tensor]:
+    if isinstance(x, Module):
+        return chain(x.parameters(), x.buffers())
+    if isinstance(x, Optimizer):
+        return (tensor for group in x.param_groups for tensor in group["params"])
+    return (x,)
 
 
 def _parts_of_interest(x: Any) -> Iterable[Any]:

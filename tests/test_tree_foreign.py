@@ -1,0 +1,487 @@
+"""move() on objects that are no containers: their own `.to`, and what nobody knows how to move."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import itertools
+import logging
+import threading
+import time
+import types
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from anatomy import anatomy, snapshot
+from torch import Tensor, nn
+
+import devicekit
+
+WAYS = {"fast": {}, "thorough": {"skip_keys": ["no such key"]}}
+
+
+@pytest.fixture(params=list(WAYS))
+def options(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WAYS[request.param]
+
+
+# ---- objects with a `.to` of their own -----------------------------------------------------------
+
+
+class Holder:
+    """Its `.to` takes a device only and returns a new object."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> Any:
+        return type(self)(self.x.to(device))
+
+
+class Flagged(Holder):
+    def to(self, device: Any, non_blocking: bool = False) -> Any:
+        return type(self)(self.x.to(device, non_blocking=non_blocking))
+
+
+class Anything(Holder):
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        return type(self)(self.x.to(*args, **kwargs))
+
+
+class InPlace(Holder):
+    def to(self, device: Any) -> None:  # type: ignore[override]
+        self.x = self.x.to(device)
+
+
+class InPlaceAndBack(Holder):
+    def to(self, device: Any) -> Any:
+        self.x = self.x.to(device)
+        return self
+
+
+class InPlaceInside(Holder):
+    def to(self, device: Any) -> Any:
+        for row in self.x["rows"]:
+            row["x"] = row["x"].to(device)
+        return self
+
+
+class InPlaceInSlots:
+    __slots__ = ("x",)
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def to(self, device: Any) -> None:
+        self.x = self.x.to(device)
+
+
+@pytest.mark.parametrize(
+    "cls", [Holder, Flagged, Anything, InPlace, InPlaceAndBack, InPlaceInSlots]
+)
+@pytest.mark.parametrize("non_blocking", [None, True, False])
+def test_objects_move_by_their_own_to(cls: Any, non_blocking: bool | None, options: Any) -> None:
+    x = cls(torch.zeros(1))
+    before = x.x
+
+    moved = devicekit.move({"x": [x]}, "meta", non_blocking=non_blocking, **options)["x"][0]
+
+    assert type(moved) is cls
+    assert moved is not x
+    assert moved.x.device.type == "meta"
+    assert x.x is before
+    assert devicekit.move([x], "cpu:0", **options)[0] is x
+
+
+def test_what_an_object_changes_inside_itself_does_not_change_the_input() -> None:
+    x = InPlaceInside({"rows": [{"x": torch.zeros(1)}], "n": 1})
+    before = snapshot(x.x)
+
+    moved = devicekit.move(x, "meta")
+
+    assert moved.x["rows"][0]["x"].device.type == "meta"
+    assert snapshot(x.x) == before
+
+
+def test_a_to_without_a_signature_is_called_with_a_device_only() -> None:
+    calls: list[Any] = []
+
+    class Partial:
+        to = functools.partial(lambda x, device: calls.append(device))
+
+    devicekit.move([Partial()], "meta", non_blocking=True)
+
+    assert calls == [torch.device("meta")]
+
+
+@pytest.mark.xfail(reason="for the lead: a device that can only be given by name", strict=True)
+def test_a_to_that_takes_the_device_by_name_only_is_called() -> None:
+    storage = torch.zeros(2).untyped_storage()
+
+    assert devicekit.move({"s": storage}, "meta")["s"].device.type == "meta"
+
+
+def test_an_object_is_moved_once_however_often_it_is_met(options: Any) -> None:
+    calls = []
+
+    class Counting(Holder):
+        def to(self, device: Any) -> Any:
+            calls.append(device)
+            return super().to(device)
+
+    x = Counting(torch.zeros(1))
+
+    a, (b, c) = devicekit.move([x, (x, {"x": x})], "meta", **options)
+
+    assert a is b is c["x"]
+    assert calls == [torch.device("meta")]
+
+
+@pytest.mark.parametrize("options", [{}, {"non_blocking": True}, {"skip_keys": "x"}])
+def test_a_type_error_of_an_object_comes_through_after_one_call(options: Any) -> None:
+    calls = []
+
+    class Own:
+        def to(self, device: Any, non_blocking: bool = False) -> Any:
+            calls.append(device)
+            return len(3)  # type: ignore[arg-type]
+
+    with pytest.raises(devicekit.MoveError, match=r"batch\['o'\].*has no len") as caught:
+        devicekit.move({"o": Own()}, "meta", **options)
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert len(calls) == 1
+
+
+class Quantity:
+    """Its `.to` means something else."""
+
+    def to(self, unit: str) -> Any:
+        if unit not in ("m", "km"):
+            msg = f"no such unit: {unit}"
+            raise ValueError(msg)
+        return self
+
+
+class Mail:
+    """A field of that name."""
+
+    to = "somebody"
+
+
+class ToClass:
+    def to(self, device: Any) -> Any:
+        raise AssertionError
+
+
+def test_a_to_that_means_something_else_is_named() -> None:
+    with pytest.raises(devicekit.MoveError, match=r"no such unit: meta") as caught:
+        devicekit.move({"n": {"length": (1, Quantity())}}, "meta")
+    assert caught.value.path == "batch['n']['length'][1]"
+    assert caught.value.target == torch.device("meta")
+
+
+@dataclasses.dataclass
+class Letter:
+    to: Any = None
+
+
+def _with_to() -> None:
+    """A function with an attribute."""
+
+
+_with_to.to = ToClass.to  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "x", [Mail(), ToClass, _with_to, Letter, Letter("somebody"), ToClass().to, Holder]
+)
+def test_what_only_looks_like_a_to_is_not_called(x: Any, options: Any) -> None:
+    assert devicekit.move([x, torch.zeros(1)], "meta", **options)[0] is x
+
+
+def test_a_field_called_to_moves() -> None:
+    assert devicekit.move(Letter(torch.zeros(1)), "meta").to.device.type == "meta"
+    named = collections.namedtuple("named", "to")
+    assert devicekit.move(named(torch.zeros(1)), "meta").to.device.type == "meta"
+
+
+class Proxy:
+    """It gives whatever it is asked for from what it wraps."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.__dict__["wrapped"] = wrapped
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+
+def test_a_proxy_is_not_taken_for_what_it_wraps(options: Any) -> None:
+    """Its `.to` would return what is wrapped, without the proxy."""
+    x = Proxy(torch.zeros(1))
+
+    with pytest.warns(UserWarning, match=r"batch\['p'\] \(Proxy\)"):
+        moved = devicekit.move({"p": x}, "meta", **options)
+    assert moved["p"] is x
+
+
+# ---- the batches of Hugging Face, as small as can be ---------------------------------------------
+
+
+class Encoding(collections.UserDict[str, Any]):
+    """As `BatchEncoding`: its `.to` changes it in place."""
+
+    def __init__(self, data: dict[str, Any], encodings: Any) -> None:
+        super().__init__(data)
+        self._encodings = encodings
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.data[name]
+        except KeyError:
+            raise AttributeError from None
+
+    def to(self, device: Any) -> Any:
+        self.data = {key: value.to(device) for key, value in self.data.items()}
+        return self
+
+
+@dataclasses.dataclass
+class Output(collections.OrderedDict[Any, Any]):
+    """As `ModelOutput`: each field is an item too, and None is no item."""
+
+    loss: Any = None
+    logits: Any = None
+    states: Any = None
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            if getattr(self, field.name) is not None:
+                self[field.name] = getattr(self, field.name)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+def test_an_encoding_of_hugging_face_is_not_changed_in_place(options: Any) -> None:
+    x = Encoding({"ids": torch.zeros(1), "labels": [torch.zeros(2)]}, encodings=["kept"])
+    parts = [x, x.data, x._encodings]
+    before = snapshot(parts)
+
+    moved = devicekit.move(x, "meta", **options)
+
+    assert type(moved) is Encoding
+    assert moved["ids"].device.type == moved.labels[0].device.type == "meta"
+    assert moved._encodings is x._encodings
+    assert snapshot(parts) == before
+    assert devicekit.move(x, "cpu", **options) is x
+
+
+def test_an_output_of_hugging_face_moves_in_both_its_natures(options: Any) -> None:
+    x = Output(logits=torch.zeros(1), states=(torch.zeros(2), torch.zeros(3)))
+
+    moved = devicekit.move(x, "meta", **options)
+
+    assert anatomy(moved) == anatomy(x)
+    assert moved["logits"] is moved.logits
+    assert moved["states"] is moved.states
+    assert moved.loss is None
+    assert list(moved) == ["logits", "states"]
+    assert moved.states[1].device.type == "meta"
+
+
+# ---- objects that nothing is known about ---------------------------------------------------------
+
+
+class Unknown:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+
+class UnknownSlots:
+    __slots__ = ("__x", "unset")
+
+    def __init__(self, x: Any) -> None:
+        self.__x = x
+
+
+class Model:
+    """As a model of pydantic: fields in the `__dict__`, the rest in slots."""
+
+    __slots__ = ("__dict__", "__fields_set__", "__private__")
+
+    def __init__(self, **fields: Any) -> None:
+        object.__setattr__(self, "__dict__", fields)
+        object.__setattr__(self, "__fields_set__", set(fields))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(name)
+
+
+def _keyword(x: Any = None) -> None:
+    """Something to bind arguments to."""
+
+
+UNKNOWN = {
+    "object": lambda t: Unknown(x=t),
+    "object in which it is deep": lambda t: Unknown(x=Unknown(y=[{"z": (t,)}])),
+    "slots": UnknownSlots,
+    "pydantic": lambda t: Model(x=t),
+    "partial": lambda t: functools.partial(_keyword, t),
+    "partial with keywords": lambda t: functools.partial(_keyword, x=[t]),
+    "dict values": lambda t: {"x": t}.values(),
+    "dict items": lambda t: {"x": t}.items(),
+    "values of an OrderedDict": lambda t: collections.OrderedDict(x=t).values(),
+    "module": lambda t: Unknown(net=nn.Linear(1, 1)),
+    "optimizer": lambda t: Unknown(opt=torch.optim.SGD([t], 0.1)),
+    "distribution": lambda t: torch.distributions.Normal(t, 1.0),
+    "object with its own to inside": lambda t: Unknown(x=Holder(t)),
+}
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_an_unknown_object_that_holds_tensors_is_named(name: str, options: Any) -> None:
+    x = UNKNOWN[name](torch.zeros(1))
+    batch = {"t": torch.zeros(1), "x": [x]}
+    kind = type(x).__name__
+
+    with pytest.warns(UserWarning, match=rf"batch\['x'\]\[0\] \({kind}\)") as caught:
+        moved = devicekit.move(batch, "meta", **options)
+
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert moved["x"] is batch["x"]
+    assert moved["t"].device.type == "meta"
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_an_unknown_object_is_refused_when_strict(name: str, options: Any) -> None:
+    batch = {"t": torch.zeros(1), "x": [UNKNOWN[name](torch.zeros(1))]}
+    before = snapshot(batch)
+
+    with pytest.raises(devicekit.MoveError, match="register") as caught:
+        devicekit.move(batch, "meta", strict=True, **options)
+
+    assert caught.value.path == "batch['x'][0]"
+    assert caught.value.target == torch.device("meta")
+    assert snapshot(batch) == before
+
+
+def test_a_module_that_moved_is_moved_back_when_strict() -> None:
+    net = nn.Linear(1, 1)
+    weight = net.weight
+
+    with pytest.raises(devicekit.MoveError, match="register"):
+        devicekit.move([net, Unknown(x=torch.zeros(1))], "meta", strict=True)
+
+    assert net.weight is weight
+    assert weight.device.type == "cpu"
+
+
+@pytest.mark.parametrize("name", list(UNKNOWN))
+def test_an_unknown_object_is_not_named_where_its_tensors_are(name: str, options: Any) -> None:
+    x = UNKNOWN[name](torch.zeros(1))
+
+    assert devicekit.move(x, "cpu:0", strict=True, **options) is x
+
+
+@pytest.mark.parametrize("levels", [2, 500])
+def test_unknown_objects_are_named_once_each_in_one_warning(levels: int) -> None:
+    unknown = Unknown(x=torch.zeros(1))
+    batch: Any = [unknown, {"again": unknown}, (UnknownSlots(torch.zeros(1)),)]
+    for _ in range(levels):
+        batch = [batch]
+
+    with pytest.warns(UserWarning, match="holds? tensors") as caught:
+        devicekit.move(batch, "meta")
+
+    start = "batch" + "[0]" * levels
+    assert len(caught) == 1
+    assert str(caught[0].message).startswith(f"{start}[0], {start}[2][0] (Unknown, UnknownSlots)")
+
+
+def test_thousands_of_unknown_objects_are_counted_and_not_listed() -> None:
+    batch = [Unknown(x=torch.zeros(1)) for _ in range(3_000)]
+    start = time.perf_counter()
+
+    with pytest.warns(UserWarning, match="and 2995 more") as caught:
+        devicekit.move(batch, "meta")
+
+    assert len(str(caught[0].message)) < 500
+    assert time.perf_counter() - start < 5
+
+
+@pytest.fixture
+def silent() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        yield
+
+
+def _big_graph() -> Unknown:
+    """Half a million objects, and a cycle."""
+    x = Unknown(rows=[Unknown(i=i, name=str(i)) for i in range(250_000)])
+    x.me = x
+    return x
+
+
+SILENT = {
+    "empty": Unknown,
+    "object": lambda: Unknown(a=1, b="text", c=[np.ones(2)], d=Unknown()),
+    "logger": lambda: logging.getLogger("some.logger"),
+    "object with a logger": lambda: Unknown(
+        log=logging.getLogger("some"), handler=logging.Handler()
+    ),
+    "module of Python": lambda: torch,
+    "object with modules": lambda: Unknown(torch=torch, here=types, cls=nn.Linear, fn=torch.zeros),
+    "module without parameters": lambda: Unknown(activation=nn.ReLU(), loss=nn.MSELoss()),
+    "lock": threading.Lock,
+    "thread": threading.current_thread,
+    "generator": lambda: (i for i in ()),
+    "iterator": itertools.count,
+    "partial": lambda: functools.partial(_keyword, 1),
+    "method": lambda: Unknown(x=torch.zeros(1)).__repr__,
+    "exception": lambda: ValueError("text"),
+    "big graph": _big_graph,
+    "a million numbers": lambda: Unknown(numbers=list(range(1_000_000))),
+    "a million floats in a tuple": lambda: Unknown(numbers=tuple(map(float, range(1_000_000)))),
+    "a million names": lambda: Unknown(names={str(i) for i in range(1_000_000)}),
+}
+
+
+@pytest.mark.usefixtures("silent")
+@pytest.mark.parametrize("name", list(SILENT))
+def test_an_object_without_tensors_is_passed_in_silence_and_soon(name: str) -> None:
+    x = SILENT[name]()
+    start = time.perf_counter()
+
+    assert devicekit.move({"t": torch.zeros(1), "x": x}, "meta", strict=True)["x"] is x
+    assert devicekit.move(x, "meta", strict=True) is x
+    assert time.perf_counter() - start < 2
+
+
+@pytest.mark.parametrize("much", [1_000_000, 100_000])
+def test_a_tensor_near_at_hand_is_found_beside_however_much_else(much: int) -> None:
+    def rows() -> Any:
+        return list(range(much)) if much == 1_000_000 else [Unknown(i=i) for i in range(much)]
+
+    x = Unknown(rows=rows(), x=[torch.zeros(1)], more=rows())
+
+    with pytest.warns(UserWarning, match="Unknown"):
+        devicekit.move(x, "meta")
+
+
+def test_a_mock_of_a_tensor_is_no_tensor() -> None:
+    class Lying:
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            return Tensor
+
+    x = [Lying()]
+
+    assert devicekit.move(x, "meta", strict=True) is x
