@@ -1,9 +1,8 @@
 """Pick, check, move to and report PyTorch devices."""
 
-from typing import TYPE_CHECKING, Any
-
 from devicekit._backends import DeviceInfo
 from devicekit._device import auto, device, devices
+from devicekit._diagnose import Diagnosis, diagnose
 from devicekit._inspect import DeviceReport, check, device_of, inspect
 from devicekit._move import move
 from devicekit._prefetch import prefetch
@@ -18,9 +17,6 @@ from devicekit.errors import (
     MoveError,
     NoDeviceError,
 )
-
-if TYPE_CHECKING:
-    from devicekit._diagnose import Diagnosis, diagnose
 
 __all__ = [
     "DeviceError",
@@ -48,13 +44,3 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-
-
-def __getattr__(name: str) -> Any:
-    """Import the diagnosis when it is asked for; it is long, and few programs do."""
-    if name in ("Diagnosis", "diagnose"):
-        from devicekit import _diagnose
-
-        return getattr(_diagnose, name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)

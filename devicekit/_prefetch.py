@@ -125,7 +125,7 @@ class Prefetcher(Generic[_T]):
                 leaf.record_stream(stream)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Sent(Generic[_T]):
     """A batch that is on its way, the event of its arrival, and what it is copied from."""
 

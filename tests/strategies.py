@@ -55,15 +55,20 @@ def structures(draw: Any, devices: tuple[str, ...] = ("cpu", "meta")) -> Any:
     for leaf in draw(st.lists(st.sampled_from(leaves), min_size=1, max_size=5)):
         pool.append(leaf(draw(st.sampled_from(devices))))  # noqa: PERF401
     made: list[Any] = []
+
+    def one_of(objects: list[Any]) -> Any:
+        # By its index: Hypothesis would ask for the hash of what may hold itself.
+        return objects[draw(st.integers(0, len(objects) - 1))]
+
     for name in draw(st.lists(st.sampled_from(sorted(CONTAINERS)), min_size=1, max_size=8)):
         # What was made last comes first, so that most structures hang together.
-        one = made[-1] if made and draw(st.booleans()) else draw(st.sampled_from(pool))
-        made.append(CONTAINERS[name](one, draw(st.sampled_from(pool))))
+        first = made[-1] if made and draw(st.booleans()) else one_of(pool)
+        made.append(CONTAINERS[name](first, one_of(pool)))
         pool.append(made[-1])
     for x in made:
         if type(x) in _MUTABLE and draw(st.booleans()):
-            _hold(x, draw(st.sampled_from(made)))
-    return draw(st.sampled_from([made[-1], made]))
+            _hold(x, one_of(made))
+    return made if draw(st.booleans()) else made[-1]
 
 
 def _hold(x: Any, part: Any) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -206,6 +208,20 @@ def test_distributed_tensors_are_refused() -> None:
     error = refusal(module)
 
     assert "weight is sharded over several processes (DTensor)" in str(error)
+
+
+# What is remembered
+
+
+def test_a_module_that_has_moved_can_be_forgotten() -> None:
+    module = nn.utils.parametrizations.weight_norm(nn.Linear(2, 2))  # has a class of its own
+    gone = weakref.ref(module)
+
+    move({"net": module}, "meta")
+    del module
+    gc.collect()
+
+    assert gone() is None
 
 
 # What the message says

@@ -38,7 +38,7 @@ _GRACE = 1.0
 _STARTED = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Answers:
     """What came back.
 

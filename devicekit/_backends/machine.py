@@ -6,16 +6,20 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from devicekit._backends import cuda, generic, host
 from devicekit._backends.facts import Accelerator, DeviceInfo
-
-if TYPE_CHECKING:  # what only the diagnosis needs is imported when it is asked for
-    from devicekit._backends.isolation import Answers, Question
-    from devicekit._backends.survey import Build, Survey
+from devicekit._backends.isolation import (
+    Answers,
+    Question,
+    ask_directly,
+    ask_in_child,
+    can_use_child,
+)
+from devicekit._backends.survey import Build, Survey, read_build, read_survey
 
 __all__ = ["Machine", "current_machine", "known_accelerators", "pretend", "pretended"]
 
@@ -75,14 +79,10 @@ class Machine:
 
     def build(self) -> Build:
         """Return what this build of torch was made for; starts nothing."""
-        from devicekit._backends.survey import read_build  # for the diagnosis only: see above
-
         return read_build()
 
     def survey(self) -> Survey:
         """Return what the system shows of hardware and drivers; starts nothing."""
-        from devicekit._backends.survey import read_survey
-
         return read_survey(self.environ)
 
     def starts(self, device_type: str) -> tuple[bool, str]:
@@ -94,10 +94,8 @@ class Machine:
 
     def ask(self, questions: Sequence[Question]) -> Answers:
         """Ask where it does no harm: in a child process with a limit of time, where one can."""
-        from devicekit._backends import isolation
-
-        answers = isolation.ask_in_child(questions) if isolation.can_use_child() else None
-        return isolation.ask_directly(questions) if answers is None else answers
+        answers = ask_in_child(questions) if can_use_child() else None
+        return ask_directly(questions) if answers is None else answers
 
     def settled_count(self, device_type: str) -> int:
         """Return how many devices of a type there are, once that cannot change any more.

@@ -15,9 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -52,8 +51,7 @@ _LIBRARY_FOLDERS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Build:
+class Build(NamedTuple):
     """This build of torch.
 
     Attributes:
@@ -75,8 +73,7 @@ class Build:
     system: str = f"{platform.system()} {platform.machine()}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Survey:
+class Survey(NamedTuple):
     """What the system shows of hardware and drivers, whatever torch can do with it.
 
     Attributes:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from devicekit._backends import (
-    VARIABLES,
-    Accelerator,
-    DeviceInfo,
-    Machine,
-    current_machine,
-)
+from devicekit._backends import VARIABLES, Accelerator, DeviceInfo, Machine, current_machine
 from devicekit._backends.isolation import Question
 from devicekit._backends.survey import Build, Survey
 from devicekit._device import decide
@@ -48,8 +42,7 @@ _OTHER_VARIABLES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(NamedTuple):
     """Everything that a diagnosis goes by.
 
     Attributes:

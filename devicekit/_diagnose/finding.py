@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 __all__ = ["Finding", "Severity", "sentence", "several"]
 
@@ -11,8 +10,7 @@ Severity: TypeAlias = Literal["error", "warning", "note"]
 """`error`: a device cannot be used. `warning`: not what was meant. `note`: good to know."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
+class Finding(NamedTuple):
     """One thing to know about this machine.
 
     Attributes:

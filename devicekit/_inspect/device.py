@@ -79,6 +79,10 @@ def _device_of(obj: object) -> torch.device | None:
 
 def execution_device(module: nn.Module) -> torch.device | None:
     """Return where the inputs of a module belong, or None where it holds no tensor."""
+    if "_fsdp_wrapped_module" in module._modules:  # its shards may be kept on the CPU
+        computing = module.__dict__.get("compute_device")
+        if isinstance(computing, torch.device):
+            return computing
     return (
         _by_hook_or_parameter(module)
         or _first(module, "_buffers")
@@ -89,16 +93,11 @@ def execution_device(module: nn.Module) -> torch.device | None:
 
 def _by_hook_or_parameter(module: nn.Module) -> torch.device | None:
     # Written without `parameters()`, whose generators cost more than moving a small batch.
-    state = module.__dict__
-    hook = state.get("_hf_hook")
+    hook = module.__dict__.get("_hf_hook")
     if hook is not None:
         declared = declared_device(hook)
         if declared is not None:
             return declared
-    if "_fsdp_wrapped_module" in module._modules:  # its shards may be kept on the CPU
-        computing = state.get("compute_device")
-        if isinstance(computing, torch.device):
-            return computing
     for parameter in module._parameters.values():
         if parameter is not None:
             return parameter.device if type(parameter) in _PLAIN else _of_shards(parameter)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,7 @@ __all__ = ["Narrower", "Origin", "can_be_assigned", "is_plain", "origin_of", "pu
 Narrower = Mapping[torch.dtype, torch.dtype]
 
 
-@dataclass(frozen=True)
-class Origin:
+class Origin(NamedTuple):
     """Where a tensor came from.
 
     Attributes:

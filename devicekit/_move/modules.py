@@ -26,7 +26,7 @@ from devicekit.errors import MoveError
 __all__ = ["Relocation", "move_module"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Relocation:
     """What was moved of one module, so that it can be moved back.
 

@@ -18,7 +18,7 @@ from devicekit.errors import MoveError
 __all__ = ["Rewrite", "move_optimizer"]
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Rewrite:
     """What was replaced in an optimizer, so that it can be put back.
 

@@ -306,7 +306,9 @@ def _learn(cls: type) -> Handler | None:
     handler = _handler(cls)
     if handler is None:
         _ATOMS.add(cls)
-    _HANDLERS[cls] = handler
+    # A parametrized module has a class of its own, which refers to it: remembered, both would stay.
+    if not issubclass(cls, torch.nn.Module):
+        _HANDLERS[cls] = handler
     return handler
 
 

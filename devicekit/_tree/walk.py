@@ -57,7 +57,7 @@ def _visit(
         if issubclass(cls, Tensor) or _is_torch_object(cls):
             yield place, x, True
             continue
-        known = registered(cls) is not None or (not moves_itself(cls) and kind_of(cls) is not None)
+        known = _is_known(cls)
         if not known and is_atom(cls) and not moves_itself(cls):
             continue
         yield place, x, not known and not opaque
@@ -71,6 +71,10 @@ def _visit(
 
 
 _SCALARS = frozenset((type(None), bool, int, float, complex, str, bytes))
+
+
+def _is_known(cls: type) -> bool:
+    return registered(cls) is not None or (not moves_itself(cls) and kind_of(cls) is not None)
 
 
 def _is_torch_object(cls: type) -> bool:
@@ -123,7 +127,7 @@ def holds_tensors(x: Any, device: torch.device) -> bool:
     while queue and len(seen) < _MAX_OBJECTS:
         x = queue.popleft()
         cls = type(x)
-        if id(x) in seen or (is_atom(cls) and not (moves_itself(cls) or kind_of(cls))):
+        if id(x) in seen or (is_atom(cls) and not _is_known(cls) and not moves_itself(cls)):
             continue
         seen.add(id(x))
         kept.append(x)
