@@ -38,7 +38,7 @@ _GRACE = 1.0
 _STARTED = ("/dev/nvidia-uvm", "/dev/kfd")
 
 
-@dataclass(eq=False, repr=False)
+@dataclass
 class Answers:
     """What came back.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -144,6 +143,8 @@ _CELL = 'style="text-align:left;vertical-align:top;padding:0 1em 0 0"'
 
 def as_html(facts: Facts, findings: Sequence[Finding]) -> str:
     """Return compact tables for a notebook, readable on light and dark pages."""
+    import html  # for notebooks only; it imports tables of entities
+
     head = [_row(name, html.escape(text)) for name, text in _head(facts)]
     told = [
         _row(

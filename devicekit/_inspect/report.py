@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
-from devicekit._inspect import html, text
+from devicekit._inspect import text
 from devicekit.errors import DeviceMismatchError, NoDeviceError
 
 __all__ = ["DeviceReport", "Located", "Part", "Place"]
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """A tensor of which something is to be said.
 
     Attributes:
@@ -36,8 +34,7 @@ class Located:
         return f"{self.path} on {self.device}"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """What is on one device.
 
     Attributes:
@@ -62,8 +59,7 @@ class Place:
         return self.parameters + self.buffers + self.others
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """A sub-module that is on one device as a whole, while the module around it is not.
 
     Attributes:
@@ -204,6 +200,8 @@ class DeviceReport:
         return text.table(self)
 
     def _repr_html_(self) -> str:
+        from devicekit._inspect import html  # for notebooks only; it imports tables of entities
+
         return html.page(self)
 
 
@@ -211,8 +209,7 @@ def _plain(value: object) -> Any:
     if isinstance(value, (torch.device, torch.dtype)):
         return str(value).removeprefix("torch.")
     if isinstance(value, (Located, Place, Part)):
-        pairs: Iterable[tuple[str, Any]] = ((f.name, getattr(value, f.name)) for f in fields(value))
-        return {key: _plain(part) for key, part in pairs}
+        return {key: _plain(part) for key, part in value._asdict().items()}
     if isinstance(value, tuple):
         return [_plain(part) for part in cast("tuple[object, ...]", value)]
     return value

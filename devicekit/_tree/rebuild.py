@@ -2,7 +2,7 @@
 
 Two ways through a structure. `_walk` is the fast one: it recurses, compares each tensor's device
 in the loop, copies a container when its first part really changes, and keeps a memo only of what
-changed, so that a structure that is there already costs no allocation. `rebuild_tangled` is for
+changed, so that a structure that is there already costs no allocation. `untangle` is for
 what that cannot do: structures that hold themselves, that are nested deeper than Python recurses
 or that share so much that walking every path would not end, and calls that leave keys out.
 """
@@ -114,12 +114,12 @@ def rebuild(x: Any, job: Job) -> Any:
         return x
     try:
         if job.skip:
-            return rebuild_tangled(x, job)
+            return _rebuild_tangled(x, job)
         if cls is dict:  # what most batches are
             return _walk(x, x.items(), dict.copy, job, 0)
         return handler(x, job, 0)
     except (_TangledError, RecursionError):
-        return rebuild_tangled(x, job)
+        return _rebuild_tangled(x, job)
 
 
 # ---- the fast way --------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ forget_types()
 # ---- the thorough way ----------------------------------------------------------------------------
 
 
-def rebuild_tangled(root: Any, job: Job) -> Any:
+def _rebuild_tangled(root: Any, job: Job) -> Any:
     """Do what `rebuild` promises for any shape of structure; see tangled.py."""
     return untangle(root, job, _handler_of)
 
