@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import os
 import pickle
@@ -132,6 +133,7 @@ def ask_in_child(questions: Sequence[Question]) -> Answers | None:
 def _answer(questions: Sequence[Question], writing: int) -> NoReturn:
     """Send the name of each question before it is asked, and the answer after."""
     try:
+        gc.disable()  # what the parent has not collected yet is not for a child to tear down
         os.setpgid(0, 0)
         silence = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):  # drivers print, and what is printed here is nobody's

@@ -67,6 +67,8 @@ def untangle(
     """
     memo = job.begin()
     nodes = _survey(root, job, handler_of, within)
+    if not memo:
+        return root
     job.kept = (nodes, job.kept)
     changed = _containing(nodes, memo)
 
@@ -84,6 +86,7 @@ def _survey(
     """Visit every object once, send what is a leaf, and return the containers."""
     nodes: _Nodes = {}
     seen: set[int] = set()
+    ways: dict[type, tuple[bool, Kind | None]] = {}
     memo = job.memo
     stack = [root]
     while stack:
@@ -93,13 +96,11 @@ def _survey(
         if handler is None or id(x) in seen or id(x) in memo:
             continue
         seen.add(id(x))
-        apply = registered(cls)
-        if apply is not None and id(x) in within:
+        by_apply, kind = ways.get(cls) or ways.setdefault(cls, _way(cls))
+        if by_apply and id(x) in within:
             raise LeafError(x) from RuntimeError(_HOLDS_ITSELF)
-        is_leaf = issubclass(cls, Tensor) or moves_itself(cls)
-        kind = None if apply is not None or is_leaf else kind_of(cls)
         try:
-            if kind is None and apply is None:
+            if kind is None and not by_apply:
                 new = handler(x, job, 0)
                 if new is not x:
                     memo[id(x)] = new
@@ -114,6 +115,14 @@ def _survey(
         nodes[id(x)] = _Node(x, kind, parts)
         stack.extend(part for _, part in reversed(parts))
     return nodes
+
+
+def _way(cls: type) -> tuple[bool, Kind | None]:
+    """Return whether a class was registered, and else its kind, or None for a leaf."""
+    if registered(cls) is not None:
+        return True, None
+    is_leaf = issubclass(cls, Tensor) or moves_itself(cls)
+    return False, None if is_leaf else kind_of(cls)
 
 
 _HOLDS_ITSELF = (
