@@ -267,16 +267,14 @@ class _OutputHook:
         self.options = options
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        outputs = self.options.outputs
-        if result is None:  # it has failed, or has nothing to say
-            if not is_dynamo_compiling():
+        if not is_dynamo_compiling():
+            if result is None:  # it has failed, or has nothing to say
                 _relay_explained(module, args, kwargs)
-            return None
-        if outputs is None or "forward" not in self.options.methods:
-            return None
-        if not is_dynamo_compiling() and id(module) in _inside.get():
-            return None
-        return _delivered(result, outputs, getattr(kwargs, "origin", None))
+                return None
+            if id(module) in _inside.get():
+                return None
+        outputs = self.outputs
+        return None if outputs is None else _delivered(result, outputs, _origin_noted(kwargs))
 
 
 def _relay_explained(module: nn.Module, args: Any, kwargs: Any) -> None:

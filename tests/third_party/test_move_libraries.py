@@ -1,4 +1,4 @@
-"""What `move` does with the objects of other libraries, and that it agrees with their own movers."""
+"""What `move` does with the objects of other libraries; it agrees with their own movers."""
 
 from __future__ import annotations
 
