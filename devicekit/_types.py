@@ -17,6 +17,7 @@ Reason: TypeAlias = Literal[
     "no driver",
     "driver too old",
     "driver failed",
+    "forked after start",
     "none visible",
     "index out of range",
     "hidden by a visibility variable",

@@ -264,17 +264,16 @@ class _OutputHook:
     """Sends results on, and explains why a forward has failed."""
 
     def __init__(self, options: _Options) -> None:
-        self.options = options
+        self.outputs = options.outputs if "forward" in options.methods else None
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, result: Any) -> Any:
-        if not is_dynamo_compiling():
-            if result is None:  # it has failed, or has nothing to say
-                _relay_explained(module, args, kwargs)
-                return None
-            if id(module) in _inside.get():
-                return None
-        outputs = self.outputs
-        return None if outputs is None else _delivered(result, outputs, _origin_noted(kwargs))
+        eager = not is_dynamo_compiling()
+        if eager and result is None:  # it has failed, or has nothing to say
+            _relay_explained(module, args, kwargs)
+            return None
+        if self.outputs is None or (eager and id(module) in _inside.get()):
+            return None
+        return _delivered(result, self.outputs, getattr(kwargs, "origin", None))
 
 
 def _relay_explained(module: nn.Module, args: Any, kwargs: Any) -> None:

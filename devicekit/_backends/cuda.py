@@ -23,6 +23,7 @@ from devicekit._backends.architecture import (
 )
 from devicekit._backends.driver import Driver, Gpu, read_driver
 from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends.isolation import in_bad_fork
 from devicekit._types import Reason
 
 __all__ = ["count", "describe_gpu", "free_memory", "is_built", "order", "read", "starts"]
@@ -48,6 +49,14 @@ def read(environ: Mapping[str, str]) -> Accelerator:
     if not is_built():
         return Accelerator(
             type="cuda", label=label, reason="build without it", visibility=variables
+        )
+    if in_bad_fork():
+        return Accelerator(
+            type="cuda",
+            label=label,
+            reason="forked after start",
+            visibility=variables,
+            runtime=runtime,
         )
     started = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     driver = None if rocm else read_driver()

@@ -58,6 +58,8 @@ def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
         "no driver": f"this machine has no {maker} driver, or this process cannot reach it",
         "driver too old": f"the driver is too old for this build of torch ({accelerator.runtime})",
         "driver failed": f"{label} did not start",
+        "forked after start": f"this process was forked from one that had started {label}, "
+        "and cannot use it",
         "none visible": f"the driver sees no {label} device",
         "hidden by a visibility variable": f"{in_force} {leave} no {label} device visible",
     }
@@ -86,6 +88,8 @@ def _remedy(reason: Reason, accelerator: Accelerator) -> str:
         "or call devicekit.auto().",
         "driver too old": "Update the driver, or install a build of torch for an older CUDA.",
         "driver failed": "Run 'python -m devicekit' for the diagnosis.",
+        "forked after start": "In a DataLoader worker, return CPU tensors and call move() in the "
+        "loop; start other processes by 'spawn'.",
         "none visible": "Run 'python -m devicekit' for the diagnosis, or call devicekit.auto().",
         "index out of range": f"Use an index below {len(accelerator.devices)}"
         + (f", or change {variable} before the program starts." if may_be_hidden else "."),

@@ -50,6 +50,8 @@ def _device_of(model: nn.Module) -> torch.device:
 def _traced(x: Any, device: torch.device) -> Any:
     if isinstance(x, Tensor):
         return x if x.device == device else x.to(device)
+    if isinstance(x, (int, float, str)):  # a number may be a symbol, which has no attributes
+        return x
     if isinstance(x, defaultdict):
         return defaultdict(x.default_factory, {k: _traced(v, device) for k, v in x.items()})
     if isinstance(x, (dict, UserDict)):

@@ -153,9 +153,7 @@ def _send_foreign(x: Any, device: torch.device, non_blocking: bool | None) -> An
     if before and all(tensor.device == device for tensor in before.values()):
         return x
     twin = _shallow_copy(x)
-    to = type(twin).to
-    flagged = non_blocking is not None and device.type in _STREAMED and _takes_non_blocking(to)
-    new = to(twin, device, non_blocking=non_blocking) if flagged else to(twin, device)
+    new = _call_to(twin, device, non_blocking if device.type in _STREAMED else None)
     if new is None:  # it has moved itself
         new = twin
     return x if new is twin and _is_unchanged(x, twin, before) else new
@@ -209,14 +207,20 @@ def _with_own_containers(x: Any) -> Any:
 _COPIED = (list, dict, collections.OrderedDict, collections.defaultdict)
 
 
-def _takes_non_blocking(to: Any) -> bool:
+def _call_to(x: Any, device: torch.device, non_blocking: bool | None) -> Any:
+    """Call an object's `.to` once, in the form that its signature shows."""
+    to = type(x).to
     try:
         parameters = inspect.signature(to).parameters
     except (TypeError, ValueError):  # written in C without a signature
-        return False
-    return "non_blocking" in parameters or any(
-        p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()
-    )
+        return to(x, device)
+    kinds = {name: parameter.kind for name, parameter in parameters.items()}
+    options: dict[str, Any] = {}
+    if "non_blocking" in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values():
+        options = {} if non_blocking is None else {"non_blocking": non_blocking}
+    if kinds.get("device") is inspect.Parameter.KEYWORD_ONLY:
+        return to(x, device=device, **options)
+    return to(x, device, **options)
 
 
 def explain(

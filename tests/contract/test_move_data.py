@@ -316,7 +316,6 @@ def test_mps_has_no_double_precision(
 
 @pytest.mark.machine("cuda")
 @pytest.mark.driver
-@pytest.mark.xfail(reason="device() says that CUDA does not start, and not why", strict=False)
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("x", [torch.ones(2), nn.Linear(2, 2)], ids=["tensor", "module"])
 def test_a_forked_child_of_a_process_that_uses_cuda(x: Any, dev: torch.device) -> None:
@@ -337,4 +336,5 @@ def test_a_forked_child_of_a_process_that_uses_cuda(x: Any, dev: torch.device) -
     os.close(reader)
     os.close(writer)
 
-    assert "fork" in said
+    assert "was forked from one that had started CUDA" in said
+    assert "call move() in the loop" in said
