@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pack_sequence
 
 import devicekit
+from devicekit._move.traced import move_traced
 
 Row = collections.namedtuple("Row", "image mask")
 
@@ -79,6 +80,29 @@ def test_move_compiles_without_a_graph_break(kind: str, target: Any) -> None:
 
     assert type(moved) is type(devicekit.move(batch, target))
     assert devicekit.device_of(moved) == torch.device(target)
+
+
+@pytest.mark.parametrize("target", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", batches())
+def test_what_dynamo_traces_is_what_move_does(kind: str, target: str) -> None:
+    batch = batches()[kind]
+
+    traced, moved = move_traced((batch, target)), devicekit.move(batch, target)
+
+    assert type(traced) is type(moved)
+    assert devicekit.device_of(traced) == devicekit.device_of(moved)
+
+
+def test_what_dynamo_traces_takes_a_model_or_nothing_for_a_device() -> None:
+    batch = {"x": torch.ones(2)}
+    buffers = nn.BatchNorm1d(2, affine=False)
+
+    assert move_traced((nn.Linear(1, 1), batch))["x"] is batch["x"]
+    assert move_traced((buffers, batch))["x"] is batch["x"]
+    assert move_traced((batch,))["x"].device == devicekit.auto()
+    assert move_traced((nn.Linear(1, 1), "cpu")).weight.device.type == "cpu"
+    with pytest.raises(devicekit.NoDeviceError, match="The model holds no tensor"):
+        move_traced((nn.ReLU(), batch))
 
 
 def test_move_to_a_model_compiles_inside_its_forward() -> None:

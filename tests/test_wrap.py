@@ -531,6 +531,8 @@ def test_a_forward_that_returns_nothing_says_nothing_of_other_errors() -> None:
 # Compilers
 
 
+# Of any hook that looks at a result with a graph, with every warning an error.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @each_options
 def test_a_compiled_model_has_no_graph_break(options: dict[str, Any]) -> None:
     torch._dynamo.reset()

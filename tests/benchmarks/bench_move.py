@@ -11,6 +11,7 @@ import argparse
 import copy
 import gc
 import importlib
+import importlib.util
 import math
 import sys
 import tracemalloc
@@ -42,10 +43,10 @@ def peers() -> dict[str, Mover]:
         ("ignite", "ignite.utils", lambda m: m.convert_tensor),
         ("optree", "optree", lambda m: lambda x, d: m.tree_map(_leaf(d), x, none_is_leaf=True)),
     ):
-        try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            print(f"without {name}, which is not installed")
+        else:
             found[name] = make(importlib.import_module(module))
-        except ImportError as error:
-            print(f"without {name}: {error}")
     return found
 
 
@@ -82,7 +83,7 @@ def table(device: torch.device, bar: str, rounds: int) -> None:
             rows.setdefault(contestant, {})[name] = ratio
     print(f"{'':12s}" + "".join(f"{name:>9s}" for name in WORKLOADS))
     for contestant, row in rows.items():
-        cells = (f"{row[name]:9.2f}" if name in row else f"{'–':>9s}" for name in WORKLOADS)
+        cells = (f"{row[name]:9.2f}" if name in row else f"{'-':>9s}" for name in WORKLOADS)
         print(f"{contestant:12s}" + "".join(cells))
     for name, workload in WORKLOADS.items():
         limit = getattr(workload, bar)
@@ -121,7 +122,10 @@ def other_bars(rounds: int) -> None:
     print(f"  move(model, batch) to move(batch, device): {found:.2f} {verdict(found, 1.5)}")
     for spec in ("cpu", CPU):
         times = measure(
-            {"torch": lambda: torch.device(spec), "devicekit": lambda: devicekit.device(spec)},
+            {
+                "torch": lambda spec=spec: torch.device(spec),
+                "devicekit": lambda spec=spec: devicekit.device(spec),
+            },
             rounds=rounds,
         )
         found = ratios(times, "torch")["devicekit"]

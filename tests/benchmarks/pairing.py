@@ -1,7 +1,7 @@
 """Compare functions in one process, as ratios that a noisy neighbour does not change.
 
-All contestants run interleaved in random order; each ratio is the median of the ratios within one round, in
-processor time of this thread, with the garbage collector off.
+All contestants run interleaved in random order; each ratio is the median of the ratios within one
+round, in processor time of this thread, with the garbage collector off.
 """
 
 from __future__ import annotations

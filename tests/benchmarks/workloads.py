@@ -33,7 +33,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Workload:
-    """A structure to move, and specialised code that moves it and that only looks whether it has to."""
+    """A structure to move, and specialised code that moves it, and that only looks at it."""
 
     title: str
     make: Callable[[], Any]
@@ -81,7 +81,7 @@ def _flat_by_hand(x: dict[str, torch.Tensor], device: torch.device) -> dict[str,
 
 
 def _flat_limit(x: dict[str, torch.Tensor], device: torch.device) -> bool:
-    for value in x.values():
+    for value in x.values():  # noqa: SIM110  # faster than `all` of a generator
         if value.device != device:
             return False
     return True
@@ -96,7 +96,7 @@ def _rows_limit(x: dict[str, list[Row]], device: torch.device) -> bool:
 
 
 def _sample_limit(x: Sample, device: torch.device) -> bool:
-    for value in (x.a, x.b, x.c, x.d, x.e, x.f):
+    for value in (x.a, x.b, x.c, x.d, x.e, x.f):  # noqa: SIM110
         if value.device != device:
             return False
     return True

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Pair = namedtuple("Pair", "x y")
 
-pytestmark = pytest.mark.machine("cuda", "xpu")
+pytestmark = pytest.mark.machine("cuda")
 
 
 @pytest.fixture
