@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -52,7 +52,7 @@ def fake_devices(
     driver: str | None = "13.0",
     architectures: Sequence[str] = _ARCHITECTURES,
     environ: Mapping[str, str] | None = None,
-) -> Iterator[None]:
+) -> Generator[None]:
     """Make devicekit believe in other hardware, in this thread or task, inside the block.
 
     `auto()`, `device()` and `devices()` answer as they would on such a machine. The visibility

@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 __all__ = ["Driver", "Gpu", "read_driver"]
@@ -142,7 +143,7 @@ def _from_program(program: str) -> Driver | None:
         rows = _query(program, "gpu", fields)
     if rows is None:
         return None
-    facts = [dict(zip(fields, row, strict=False)) for row in rows]
+    facts: list[dict[str, str]] = [dict(zip(fields, row, strict=False)) for row in rows]
     taken: set[str] = set()
     if any(_compute_mode(f.get("compute_mode", "")) == "exclusive" for f in facts):
         processes = _query(program, "compute-apps", ("gpu_uuid", "pid")) or []
@@ -155,7 +156,7 @@ def _from_program(program: str) -> Driver | None:
     )
 
 
-def _gpu_from_row(facts: dict[str, str], taken: set[str]) -> Gpu:
+def _gpu_from_row(facts: Mapping[str, str], taken: set[str]) -> Gpu:
     return Gpu(
         uuid=facts["uuid"],
         name=facts.get("name", ""),

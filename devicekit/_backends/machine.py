@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -155,7 +155,7 @@ def current_machine() -> Machine:
 
 
 @contextmanager
-def pretend(machine: Machine) -> Iterator[Machine]:
+def pretend(machine: Machine) -> Generator[Machine]:
     """Put another machine in the place of the real one, in this thread or task, in the block."""
     token = _PRETENDED.set(machine)
     try:

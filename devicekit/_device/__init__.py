@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -251,8 +251,10 @@ def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> C
 
 
 def _types_in(prefer: str | Sequence[str]) -> tuple[str, ...]:
-    several = isinstance(prefer, Iterable) and not isinstance(prefer, str)
-    return tuple(map(parse_type, prefer if several else [prefer]))
+    one = isinstance(prefer, str) or not hasattr(
+        prefer, "__iter__"
+    )  # no text, no sequence: refused
+    return tuple(map(parse_type, [prefer] if one else prefer))
 
 
 def _circumstances(machine: Machine) -> tuple[object, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import operator
 import re
+from typing import cast
 
 import torch
 
@@ -120,13 +121,14 @@ def _index(spec: object) -> int | None:
 def _parse_device(spec: torch.device) -> tuple[str, int | None]:
     if spec.type not in _types():  # torch's internal "hip", which is "cuda" to its users
         raise InvalidDeviceError(_not_a_device(str(spec)))
-    if spec.index is not None and not 0 <= spec.index <= MAX_INDEX:
+    index = cast("int | None", spec.index)  # torch annotates it as an int
+    if index is not None and not 0 <= index <= MAX_INDEX:
         msg = (
             f"{spec!r} is not a device: torch keeps indices from 0 to {MAX_INDEX}, so the number "
             f"it was made from is lost. Pass the text to devicekit.device() instead."
         )
         raise InvalidDeviceError(msg)
-    return spec.type, spec.index
+    return spec.type, index
 
 
 def _not_text(spec: object) -> str:

@@ -17,8 +17,9 @@ import logging
 import threading
 import types
 import weakref
+from collections import abc
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,8 +54,7 @@ Parts = Iterable[tuple[Any, Any]]
 Changes = Mapping[Any, Any]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Kind:
+class Kind(NamedTuple):
     """How a kind of container is taken apart and put together.
 
     Attributes:
@@ -241,8 +241,8 @@ _BUILTIN = {
 _BY_STATE = (
     types.SimpleNamespace,
     argparse.Namespace,
-    collections.abc.Mapping,
-    collections.abc.Sequence,
+    abc.Mapping,
+    abc.Sequence,
 )
 _NO_CONTAINERS = (
     *(str, bytes, bytearray),  # sequences to Python, one value each to everybody else
@@ -262,9 +262,7 @@ def is_atom(cls: type) -> bool:
     """
     if issubclass(cls, _ATOMS):
         return True
-    return not issubclass(cls, (functools.partial, collections.abc.MappingView)) and not has_state(
-        cls
-    )
+    return not issubclass(cls, (functools.partial, abc.MappingView)) and not has_state(cls)
 
 
 _ATOMS = (
@@ -287,7 +285,7 @@ def name_of(key: Any, container: Any) -> str | None:
     if isinstance(container, tuple):
         names: tuple[str, ...] = getattr(container, "_fields", ())
         names = names or getattr(container, "__match_args__", ())  # of one of C's
-        return names[key] if key < len(names) else None
+        return str(names[key]) if key < len(names) else None
     return key if isinstance(key, str) else None
 
 
@@ -308,6 +306,6 @@ def parts_of(x: Any) -> Parts:
         return kind.parts(x)
     if isinstance(x, functools.partial):
         return [(Attribute("args"), x.args), (Attribute("keywords"), x.keywords), *state_of(x)]
-    if isinstance(x, collections.abc.MappingView):
+    if isinstance(x, abc.MappingView):
         return enumerate(list(x))  # type: ignore[call-overload]
     return state_of(x)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
@@ -29,19 +28,28 @@ def per_class(fn: Callable[[type[Any]], _T]) -> Callable[[type[Any]], _T]:
     return functools.lru_cache(maxsize=1024)(fn)  # type: ignore[return-value]  # they are hashable
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Attribute:
     """The key of a part that is an attribute of its container, and not an item of it."""
 
-    name: str
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Attribute) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash((Attribute, self.name))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
 class Storage(Attribute):
     """An attribute in which a class of the standard library keeps its items.
 
     No caller means it: of a `UserDict` with a key `"data"`, `skip_keys` means the key.
     """
+
+    __slots__ = ()
 
 
 _STORAGE: tuple[tuple[type, str], ...] = (

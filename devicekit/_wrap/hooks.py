@@ -123,10 +123,11 @@ def _relay_explained(module: nn.Module, args: Any, kwargs: Any) -> None:
     """Raise a better error for the one that the forward of a module has just raised, if any."""
     error = sys.exc_info()[1]
     trace = None if error is None else error.__traceback__
-    # A forward that returned None may itself have been called while something else was handled.
-    if error is None or trace is None or trace.tb_frame.f_locals.get("self") is not module:
+    if error is None or trace is None:
         return
-    if trace.tb_frame.f_code.co_name != "_call_impl":
+    # A forward that returned None may itself have been called while something else was handled.
+    frame = trace.tb_frame
+    if frame.f_code.co_name != "_call_impl" or frame.f_locals.get("self") is not module:
         return
     better = explanation_of(module, args, kwargs, error)
     if better is not None:

@@ -126,7 +126,9 @@ def _inject_functions(driver: Driver) -> None:
 
     # torch.cuda copied these names, or stand-ins for them, when it was imported.
     cuda._cudart = core._cudart = runtime
-    cuda._exchange_device = cuda._maybe_exchange_device = exchange_device
+    cuda._exchange_device = exchange_device
+    # Another object: dynamo registers one handler for each of the two.
+    cuda._maybe_exchange_device = lambda device: exchange_device(device)
     cuda._is_in_bad_fork = functions["isInBadFork"]
     cuda._device_count_nvml = lambda: -1  # "ask CUDA instead": there may be a real driver here
     torch.backends.cuda.is_built = lambda: True
