@@ -59,7 +59,7 @@ def prefetch(
     return Prefetcher(loader, where, depth)
 
 
-def is_count(depth: object) -> bool:
+def _is_count(depth: object) -> bool:
     """Return whether it is a whole number from 1 on."""
     return isinstance(depth, int) and not isinstance(depth, bool) and depth >= 1
 
@@ -68,7 +68,7 @@ class Prefetcher(Generic[_T]):
     """What `prefetch` returns."""
 
     def __init__(self, loader: Iterable[_T], where: nn.Module | DeviceLike, depth: int) -> None:
-        if not is_count(depth):
+        if not _is_count(depth):
             msg = f"depth is {depth!r}: expected how many batches to move ahead, 1 or more."
             raise ValueError(msg)
         self._loader = loader

@@ -114,6 +114,20 @@ def test_the_stray_is_found_and_mended(tmp_path: Path) -> None:
     assert mended == "everything is on meta\nthe output is on meta, of shape (3, 5, 2)\n"
 
 
+def test_a_model_of_a_class_one_cannot_edit_takes_inputs_from_anywhere(tmp_path: Path) -> None:
+    done = run("06_wrap_a_model.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        "the same object: True\n"
+        "inputs on cpu, scores on cpu\n"
+        "and vectors on cpu\n"
+        "moved afterwards: scores on cpu\n"
+        "with outputs='meta': scores on meta\n"
+        "unwrapped: nothing is left\n"
+    )
+
+
 def test_nothing_stays_behind_on_the_cpu(tmp_path: Path) -> None:
     done = run("05_find_the_stray.py", "--device", "cpu", cwd=tmp_path)
 

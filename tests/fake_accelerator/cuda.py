@@ -9,6 +9,7 @@ initialisation, index checks, warnings) runs as it is.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import sys
 import types
@@ -126,9 +127,9 @@ def _inject_functions(driver: Driver) -> None:
 
     # torch.cuda copied these names, or stand-ins for them, when it was imported.
     cuda._cudart = core._cudart = runtime
-    cuda._exchange_device = exchange_device
-    # Another object: dynamo registers one handler for each of the two.
-    cuda._maybe_exchange_device = lambda device: exchange_device(device)
+    # Two objects: dynamo registers one handler for each of the two.
+    cuda._exchange_device = functools.partial(exchange_device)
+    cuda._maybe_exchange_device = exchange_device
     cuda._is_in_bad_fork = functions["isInBadFork"]
     cuda._device_count_nvml = lambda: -1  # "ask CUDA instead": there may be a real driver here
     torch.backends.cuda.is_built = lambda: True

@@ -125,6 +125,19 @@ def finding(net: Net, x: Tensor) -> None:
     assert_type(devicekit.device_of([x]), torch.device)
     assert_type(devicekit.device_of(net, None), torch.device | None)
     assert_type(devicekit.device_of(net, "none"), torch.device | str)
+    assert_type(devicekit.inspect(net), devicekit.DeviceReport)
+    assert_type(devicekit.inspect(net).device, torch.device)
+
+
+# ---- models and loops ----------------------------------------------------------------------------
+
+
+def wrapping(net: Net, loader: list[dict[str, Tensor]]) -> None:
+    assert_type(devicekit.wrap(net), Net)
+    assert_type(devicekit.unwrap(net), Net)
+    for batch in devicekit.prefetch(loader, net):
+        assert_type(batch, dict[str, Tensor])
+    assert_type(devicekit.diagnose(), devicekit.Diagnosis)
 
 
 # ---- errors and testing --------------------------------------------------------------------------
