@@ -75,7 +75,7 @@ class Part(NamedTuple):
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DeviceReport:
     """Which tensors of an object are where, and everything odd about it: see `inspect`.
 
@@ -198,6 +198,9 @@ class DeviceReport:
 
     def __str__(self) -> str:
         return text.table(self)
+
+    def __repr__(self) -> str:
+        return f"<DeviceReport: {self.headline}>"
 
     def _repr_html_(self) -> str:
         from devicekit._inspect import html  # for notebooks only; it imports tables of entities

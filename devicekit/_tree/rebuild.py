@@ -35,7 +35,7 @@ __all__ = ["Job", "LeafError", "forget_types", "rebuild"]
 Handler = Callable[[Any, "Job", int], Any]
 
 _MAX_DEPTH = 200  # levels that the fast way goes down; each takes two frames of Python's thousand
-_MAX_DEEP = 1_000  # containers on every eighth level, before it looks as if walking would not end
+_MAX_DEEP = 10_000  # containers on every fourth level, before it looks as if it would not end
 
 
 class _TangledError(Exception):
@@ -133,7 +133,7 @@ def _walk(
     depth: int,
 ) -> Any:
     """Return `x`, or `thaw(x)` with the parts that changed replaced."""
-    if depth & 7 == 7:  # on every eighth level: does this end, and is Python's stack enough?
+    if depth & 3 == 3:  # on every fourth level: does this end, and is Python's stack enough?
         job.deep += 1
         if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
             raise _TangledError
@@ -264,7 +264,7 @@ def _foreign(x: Any, job: Job, depth: int) -> Any:
 
 
 def _registered(x: Any, job: Job, depth: int) -> Any:
-    if depth & 7 == 7:  # as in `_walk`
+    if depth & 3 == 3:  # as in `_walk`
         job.deep += 1
         if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
             raise _TangledError

@@ -33,7 +33,7 @@ class LeafError(Exception):
         self.leaf = leaf
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(eq=False, repr=False)
 class _Node:
     """A container that was visited, with the parts that are not to be left alone.
 
