@@ -9,6 +9,7 @@ import pickle
 import typing
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -483,8 +484,25 @@ def test_what_auto_says(machine: dict[str, Any], options: dict[str, Any], text: 
     assert str(caught.value) == text
 
 
+@pytest.mark.usefixtures("plain")
+def test_what_a_forked_process_is_told() -> None:
+    with (
+        FakeBox(PAIR),
+        mock.patch.object(torch.cuda, "_is_in_bad_fork", return_value=True),
+        pytest.raises(devicekit.DeviceUnavailableError, match="forked") as caught,
+    ):
+        devicekit.device("cuda:1")
+
+    assert caught.value.reason == "forked after start"
+    assert str(caught.value) == (
+        "'cuda:1' is not available: this process was forked from one that had started CUDA, and "
+        "cannot use it. Here: cpu (CPU). In a DataLoader worker, return CPU tensors and call "
+        "move() in the loop; start other processes by 'spawn'."
+    )
+
+
 def test_every_reason_is_met() -> None:
-    """ "busy" is no reason to refuse a device, but one for auto() to pass it over."""
+    """ "busy" is no reason to refuse a device; a forked process has a test of its own."""
     met = set()
     for param in UNAVAILABLE:
         box, spec, _ = param.values
@@ -493,4 +511,4 @@ def test_every_reason_is_met() -> None:
             devicekit.device(spec)
         met.add(caught.value.reason)
 
-    assert met == {*typing.get_args(Reason)} - {"busy"}
+    assert met == {*typing.get_args(Reason)} - {"busy", "forked after start"}
