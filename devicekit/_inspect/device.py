@@ -93,9 +93,8 @@ def execution_device(module: nn.Module) -> torch.device | None:
 
 def _by_hook_or_parameter(module: nn.Module) -> torch.device | None:
     # Written without `parameters()`, whose generators cost more than moving a small batch.
-    hook = module.__dict__.get("_hf_hook")
-    if hook is not None:
-        declared = declared_device(hook)
+    if "_hf_hook" in module.__dict__:
+        declared = declared_device(module.__dict__["_hf_hook"])
         if declared is not None:
             return declared
     for parameter in module._parameters.values():

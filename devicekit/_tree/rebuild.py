@@ -217,7 +217,12 @@ _LONG = 32
 
 
 def _tuple_subclass(x: Any, job: Job, depth: int) -> Any:
-    # Its own `__iter__` may show something else than what it holds.
+    out = _walk(x, enumerate(x), list, job, depth)
+    return x if out is x else tuple.__new__(type(x), out)
+
+
+def _tuple_with_iter(x: Any, job: Job, depth: int) -> Any:
+    """One whose own `__iter__` may show something else than what it holds."""
     out = _walk(x, enumerate(tuple.__iter__(x)), _thawed, job, depth)
     return x if out is x else tuple.__new__(type(x), out)
 
@@ -329,7 +334,8 @@ def _handler(cls: type) -> Handler | None:
 
 def _fast_handler(cls: type) -> Handler | None:
     if issubclass(cls, tuple) and kind_of(cls) is not STRUCTURE and not has_state(cls):
-        return _tuple_subclass
+        own = cls.__iter__ is not tuple.__iter__
+        return _tuple_with_iter if own else _tuple_subclass
     return _object_with_dict if all_in_dict(cls) else None
 
 
