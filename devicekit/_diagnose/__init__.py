@@ -1,4 +1,8 @@
-"""What works on this machine, what does not, why, and what to do."""
+"""What works on this machine, what does not, why, and what to do.
+
+The findings and the pages are imported when there is a diagnosis to make: few programs make one,
+and all of them import this.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,6 @@ from typing import Any
 
 from devicekit._diagnose.facts import Facts, gather
 from devicekit._diagnose.finding import Finding
-from devicekit._diagnose.findings import find
-from devicekit._diagnose.render import as_dict, as_html, as_text
 
 __all__ = ["Diagnosis", "Facts", "Finding", "diagnose"]
 
@@ -45,6 +47,8 @@ class Diagnosis:
         return f"<Diagnosis: auto() is {self.facts.choice}; {codes}>"
 
     def _repr_html_(self) -> str:
+        from devicekit._diagnose.render import as_html
+
         return as_html(self.facts, self.findings)
 
     def usable(self, device_type: str, index: int | None = None, /) -> bool:
@@ -68,6 +72,8 @@ class Diagnosis:
         Args:
             color: Whether to color the severity, for a terminal.
         """
+        from devicekit._diagnose.render import as_text
+
         return as_text(self.facts, self.findings, color=color)
 
     def to_dict(self) -> dict[str, Any]:
@@ -90,6 +96,8 @@ class Diagnosis:
             >>> devicekit.diagnose().to_dict()["devices"][-1]["device"]
             'cpu'
         """
+        from devicekit._diagnose.render import as_dict
+
         return as_dict(self.facts, self.findings)
 
 
@@ -107,5 +115,7 @@ def diagnose() -> Diagnosis:
         ...     print(devicekit.diagnose().findings[0].remedy)
         Update the driver, or install a build of torch for CUDA 11.
     """
+    from devicekit._diagnose.findings import find
+
     facts = gather()
     return Diagnosis(facts=facts, findings=find(facts))
