@@ -103,8 +103,11 @@ class Prefetcher(Generic[_T]):
                 return
             if isinstance(first, Exception):
                 raise first
-            self._hand_over(first, device)
+            recorded = self._hand_over(first, device)
             yield first.moved
+            if not recorded:  # the memory must not be filled again before this work is done
+                module = torch.get_device_module(device.type)
+                self._streams[device].wait_stream(module.current_stream(device))
             del first  # the source has to live until its copy is done, and no longer
 
     def _next(self, batches: Iterator[_T], device: torch.device) -> _Sent[_T] | Exception:
@@ -121,13 +124,22 @@ class Prefetcher(Generic[_T]):
             return error
         return _Sent(moved, stream.record_event(), source)
 
-    def _hand_over(self, sent: _Sent[_T], device: torch.device) -> None:
-        """Order the copy before the work that follows, and that before reuse of the memory."""
+    def _hand_over(self, sent: _Sent[_T], device: torch.device) -> bool:
+        """Order the copy before the work that follows, and that before reuse of the memory.
+
+        Returns:
+            Whether the latter was possible: torch records streams for dense tensors only.
+        """
+        recorded = True
         stream = torch.get_device_module(device.type).current_stream(device)
         stream.wait_event(sent.copied)
         for _, leaf in walk(sent.moved, opaque=True):
             if isinstance(leaf, Tensor) and leaf.device == device:
-                leaf.record_stream(stream)
+                try:
+                    leaf.record_stream(stream)
+                except (NotImplementedError, RuntimeError):  # sparse, nested or quantized
+                    recorded = False
+        return recorded
 
 
 @dataclass(eq=False, repr=False)

@@ -127,8 +127,10 @@ def fake_devices(
         rocm=rocm is not None,
         build=build,
         driver=driver,
-        architectures=tuple(architectures),
-        environ=dict(environ or {}),
+        architectures=tuple(
+            architectures.split() if isinstance(architectures, str) else architectures
+        ),
+        environ={name: str(value) for name, value in (environ or {}).items()},
     )
     with pretend(machine):
         yield

@@ -417,3 +417,9 @@ def test_a_hook_that_declares_nothing_is_passed_over() -> None:
 
     assert devicekit.device_of(model) == CPU
     assert refused(model).paths == ("b.weight", "b.bias")
+
+
+@pytest.mark.parametrize("model", [torch.ones(1), {"x": torch.ones(1)}, None])
+def test_data_in_the_place_of_the_model_is_refused(model: object) -> None:
+    with pytest.raises(devicekit.InvalidDeviceError, match=r"Write check\(model, batch\)"):
+        devicekit.check(model, torch.nn.Linear(1, 1))

@@ -87,7 +87,7 @@ def test_move_compiles_without_a_graph_break(kind: str, target: Any) -> None:
 def test_what_dynamo_traces_is_what_move_does(kind: str, target: str) -> None:
     batch = batches()[kind]
 
-    traced, moved = move_traced((batch, target)), devicekit.move(batch, target)
+    traced, moved = move_traced(devicekit.move, (batch, target)), devicekit.move(batch, target)
 
     assert type(traced) is type(moved)
     assert devicekit.device_of(traced) == devicekit.device_of(moved)
@@ -97,12 +97,44 @@ def test_what_dynamo_traces_takes_a_model_or_nothing_for_a_device() -> None:
     batch = {"x": torch.ones(2)}
     buffers = nn.BatchNorm1d(2, affine=False)
 
-    assert move_traced((nn.Linear(1, 1), batch))["x"] is batch["x"]
-    assert move_traced((buffers, batch))["x"] is batch["x"]
-    assert move_traced((batch,))["x"].device == devicekit.auto()
-    assert move_traced((nn.Linear(1, 1), "cpu")).weight.device.type == "cpu"
+    assert move_traced(devicekit.move, (nn.Linear(1, 1), batch))["x"] is batch["x"]
+    assert move_traced(devicekit.move, (buffers, batch))["x"] is batch["x"]
+    assert move_traced(devicekit.move, (batch,))["x"].device == devicekit.auto()
+    assert move_traced(devicekit.move, (nn.Linear(1, 1), "cpu")).weight.device.type == "cpu"
     with pytest.raises(devicekit.NoDeviceError, match="The model holds no tensor"):
-        move_traced((nn.ReLU(), batch))
+        move_traced(devicekit.move, (nn.ReLU(), batch))
+
+
+@dataclasses.dataclass
+class Doubling:
+    x: Any
+    kept: Any = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.x = self.x * 2
+
+
+def test_what_tracing_would_change_is_moved_outside_the_graph() -> None:
+    doubling = Doubling(torch.ones(1))
+    doubling.kept = torch.ones(1)
+    batch = [collections.deque([torch.ones(1)], 3), doubling]
+
+    queue, moved = torch.compile(lambda x: devicekit.move(x, "meta"), backend="eager")(batch)
+    same = torch.compile(lambda x: devicekit.move(x, "cpu"), backend="eager")(doubling)
+
+    assert (type(queue), queue.maxlen, queue[0].device.type) == (collections.deque, 3, "meta")
+    assert moved.kept.device.type == "meta"
+    assert same.x.item() == 2
+
+
+def test_options_are_honoured_in_a_compiled_function() -> None:
+    function = torch.compile(
+        lambda x: devicekit.move(x, "meta", skip_keys=["ids"]), backend="eager"
+    )
+
+    moved = function({"x": torch.ones(1), "ids": torch.ones(1)})
+
+    assert (moved["x"].device.type, moved["ids"].device.type) == ("meta", "cpu")
 
 
 def test_move_to_a_model_compiles_inside_its_forward() -> None:

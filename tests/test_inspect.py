@@ -786,3 +786,12 @@ def test_many_devices_are_cut_short() -> None:
 
     assert "and 2 more" in str(report)
     assert "and 2 more" in report._repr_html_()
+
+
+def test_a_module_that_holds_itself_has_a_device() -> None:
+    parent, child = nn.Module(), nn.Module()
+    parent.child, child.parent = child, parent
+    parent.linear = nn.Linear(1, 1)
+
+    assert devicekit.device_of(parent).type == "cpu"
+    assert devicekit.move(parent, {"x": torch.ones(1)})["x"].device.type == "cpu"

@@ -426,3 +426,10 @@ def test_what_is_public() -> None:
         parameter.kind is inspect.Parameter.KEYWORD_ONLY
         for parameter in inspect.signature(fake_devices).parameters.values()
     )
+
+
+def test_values_of_variables_may_be_numbers_and_architectures_one_text() -> None:
+    with fake_devices(cuda=4, environ={"LOCAL_RANK": 3}, architectures="sm_80 sm_90"):  # type: ignore[dict-item]
+        assert str(devicekit.auto()) == "cuda:3"
+    with fake_devices(cuda=1, architectures="sm_50", capability=(9, 0)):
+        assert not devicekit.devices()[0].usable

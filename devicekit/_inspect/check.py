@@ -18,7 +18,7 @@ from devicekit._inspect.summary import home_of
 from devicekit._inspect.survey import Held, Survey
 from devicekit._inspect.text import enumerated, shortened, tabulated
 from devicekit._tree import walk
-from devicekit.errors import DeviceMismatchError
+from devicekit.errors import DeviceMismatchError, InvalidDeviceError
 
 __all__ = ["check"]
 
@@ -44,6 +44,7 @@ def check(model: Callable[..., object], /, *args: object, **kwargs: object) -> N
         kwargs: What it is called with by name.
 
     Raises:
+        InvalidDeviceError: The first argument is nothing that can be called.
         DeviceMismatchError: Something is on another device; it lists all of that with paths, and
             what to write to mend it.
 
@@ -57,6 +58,12 @@ def check(model: Callable[..., object], /, *args: object, **kwargs: object) -> N
         ...     print(error.paths)
         ('input',)
     """
+    if not callable(model):
+        msg = (
+            f"check() was given a {type(model).__name__} first, which cannot be called: expected "
+            f"the model, then what it is called with. Write check(model, batch)."
+        )
+        raise InvalidDeviceError(msg)
     survey = Survey(model)
     layers = list(_layers(model))
     inputs = list(_inputs(layers[-1], args, kwargs))

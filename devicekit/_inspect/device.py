@@ -83,8 +83,12 @@ def execution_device(module: nn.Module) -> torch.device | None:
         computing = module.__dict__.get("compute_device")
         if isinstance(computing, torch.device):
             return computing
+    try:
+        found = _by_hook_or_parameter(module)
+    except RecursionError:  # a module that holds itself, or one nested very deep
+        found = _first(module, "_parameters")
     return (
-        _by_hook_or_parameter(module)
+        found
         or _first(module, "_buffers")
         or _first(module, "_former_parameters")  # of a DataParallel replica
         or _of_packed_or_own(module)

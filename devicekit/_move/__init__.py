@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from devicekit._device import auto
 from devicekit._device import device as checked_device
 from devicekit._inspect import execution_device, strays_of
-from devicekit._move.traced import move_traced
+from devicekit._move.traced import move_traced, outside_graph
 from devicekit._move.transfer import CarefulTransfer, Transfer, explain, original
 from devicekit._tree import LeafError, paths_of, rebuild
 from devicekit._types import CPU, DeviceLike
@@ -91,6 +91,9 @@ def move(
     tensor or container met twice stays one, and structures may hold themselves. Objects with a
     `.to` of their own are sent by it. Texts, numbers, arrays, types and functions pass through.
 
+    Under `torch.compile` it becomes a part of the graph. Calls with options break the graph, and so do
+    containers that tracing would change: deques, dataclasses with a `__post_init__`, unknown types.
+
     A module moves in place and is returned, and so does an optimizer, whose state goes to its
     parameters. It is checked first and put back if anything fails. Parameters and buffers keep
     their identity, so that an optimizer made before keeps training the model.
@@ -141,7 +144,13 @@ def move(
             except Exception as error:
                 raise explain(error, x, x, where) from error
     if is_dynamo_compiling():
-        return move_traced((x,) if where is _NOWHERE else (x, where))
+        arguments = (x,) if where is _NOWHERE else (x, where)
+        if skip_keys or downcast or strict or non_blocking is not None:
+            options = {"non_blocking": non_blocking, "skip_keys": skip_keys}
+            return outside_graph(
+                move, arguments, options | {"downcast": downcast, "strict": strict}
+            )
+        return move_traced(move, arguments)
     if isinstance(where, _DEVICE_LIKE):
         target = _HOSTS.get(where) or checked_device(where)
         if cls is not dict and isinstance(x, Optimizer):

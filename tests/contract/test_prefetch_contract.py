@@ -169,3 +169,14 @@ def test_one_stream_serves_all_passes(dev: torch.device, driver: Driver) -> None
 
     assert first == second == EXPECTED
     assert len(loader._streams) == 1
+
+
+def test_sparse_batches_wait_where_torch_cannot_record_their_stream(
+    dev: torch.device, late_copies: Driver
+) -> None:
+    eye = torch.eye(3).to_sparse()
+
+    moved = [batch.to_dense().sum().item() for batch in devicekit.prefetch([eye] * 4, dev)]
+
+    assert moved == [3.0] * 4
+    assert late_copies.counters()["races"] == 0, late_copies.last_race()
