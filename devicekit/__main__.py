@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -126,12 +127,16 @@ def _print(text: str) -> None:
 
 
 def _run() -> int:
+    if sys.stdout is None:  # it was closed: nobody reads
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         status = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has read enough
+    except OSError as error:  # the reader, such as `head`, has read enough; or the disk is full
         with contextlib.suppress(OSError):
             sys.stdout.close()
+        if not isinstance(error, BrokenPipeError) and sys.stderr is not None:
+            sys.stderr.write(f"devicekit: could not write the page: {error}\n")
         return 1
     return status
 

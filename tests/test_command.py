@@ -319,3 +319,17 @@ def test_json_of_a_machine_with_gpus(capsys: pytest.CaptureFixture[str]) -> None
         "reason": None,
     }
     assert data["variables"] == {"CUDA_VISIBLE_DEVICES": "1"}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is full")
+@pytest.mark.parametrize("redirect", [">&-", "> /dev/full"])
+def test_nowhere_to_write_to_is_no_traceback(redirect: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f'"{sys.executable}" -m devicekit {redirect}'],
+        env={**os.environ, "PYTHONPATH": str(Path(devicekit.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert "Traceback" not in done.stderr
