@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from devicekit._device import device as checked_device
 from devicekit._inspect import device_of
 from devicekit._move import move
+from devicekit._move.transfer import STREAMED
 from devicekit._tree import walk
 from devicekit._types import DeviceLike
+from devicekit.errors import InvalidDeviceError
 
 __all__ = ["Prefetcher", "prefetch"]
 
 _T = TypeVar("_T")
-
-_STREAMED = ("cuda", "xpu")
 
 
 def prefetch(
@@ -71,6 +71,9 @@ class Prefetcher(Generic[_T]):
         if not _is_count(depth):
             msg = f"depth is {depth!r}: expected how many batches to move ahead, 1 or more."
             raise ValueError(msg)
+        if isinstance(loader, nn.Module):
+            msg = "the loader comes first: write prefetch(loader, model), and not the reverse."
+            raise InvalidDeviceError(msg)
         self._loader = loader
         self._where = where if isinstance(where, nn.Module) else checked_device(where)
         self._depth = depth
@@ -86,7 +89,7 @@ class Prefetcher(Generic[_T]):
     def __iter__(self) -> Iterator[_T]:
         """Iterate over the batches, there."""
         device = self._where if isinstance(self._where, torch.device) else device_of(self._where)
-        if device.type not in _STREAMED:
+        if device.type not in STREAMED:
             return (move(batch, device) for batch in self._loader)
         return self._ahead(device)
 

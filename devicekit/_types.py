@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import torch
 
-__all__ = ["CPU", "Apply", "DeviceLike", "Reason", "SupportsTo"]
+__all__ = ["CPU", "Apply", "DeviceLike", "Reason"]
 
 DeviceLike: TypeAlias = str | int | torch.device
 """What names one device: `"cuda:1"`, an index on the current accelerator, a `torch.device`."""
@@ -34,9 +34,3 @@ _T = TypeVar("_T")
 
 Apply: TypeAlias = Callable[[_T, Callable[[Any], Any]], _T]
 """`apply(obj, fn)` gives `obj` with `fn` applied to each of its parts."""
-
-
-class SupportsTo(Protocol):
-    """An object that can send itself to a device."""
-
-    def to(self, device: torch.device, /) -> Any: ...

@@ -8,11 +8,13 @@ Run it:
 
     pip install ".[examples]"
     python examples/02_train_digits.py
+    python examples/02_train_digits.py --device cuda:1
     DEVICEKIT_DEVICE=cpu python examples/02_train_digits.py
 """
 
 from __future__ import annotations
 
+import argparse
 import logging
 from collections.abc import Iterable
 from typing import Any, TypedDict
@@ -54,12 +56,19 @@ class Digits(Dataset[Any]):
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description="Train a network on handwritten digits.")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda:1, mps, ...")
+    args = parser.parse_args()
+
     logging.basicConfig(format="%(message)s")
     logging.getLogger("devicekit").setLevel(logging.INFO)  # auto() says what it chose, and why
     torch.manual_seed(SEED)
+    try:
+        device = devicekit.device(args.device)
+    except devicekit.DeviceError as error:
+        parser.error(str(error))
     train, test = load()
 
-    device = devicekit.auto()
     model = devicekit.move(network(), device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
 

@@ -651,7 +651,8 @@ def test_the_first_of_two_threads_decides_for_both(caplog: pytest.LogCaptureFixt
         pytest.param(
             FakeBox(),
             {"prefer": ("mps", "cuda")},
-            "cpu: no usable accelerator (passed over: mps, build without it; cuda, no driver)",
+            "cpu: no usable accelerator among those preferred (mps, cuda) "
+            "(passed over: mps, build without it; cuda, no driver)",
             id="nothing",
         ),
         pytest.param(FakeBox(TWINS), {"prefer": "cpu"}, "cpu: preferred", id="preferred"),
@@ -803,3 +804,12 @@ def test_tasks_decide_for_themselves() -> None:
 def test_auto_takes_keywords_only() -> None:
     with pytest.raises(TypeError, match=re.escape("takes 0 positional arguments but 1")):
         devicekit.auto("cuda")  # type: ignore[misc]
+
+
+def test_the_cpu_is_explained_by_what_was_wanted() -> None:
+    with fake_devices(cuda=1, free_memory="4GiB"):
+        preferred = decide(prefer=("xpu",))
+        roomy = decide(min_free="8GiB")
+
+    assert preferred.reason == "no usable accelerator among those preferred (xpu)"
+    assert roomy.reason == "no usable accelerator with 8589934592 bytes free"

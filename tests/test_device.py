@@ -906,3 +906,14 @@ def test_an_index_is_never_another_one(index: int) -> None:
 @given(value=anything)
 def test_showing_a_value_never_fails(value: Any) -> None:
     assert 0 < len(shown(value)) <= 120
+
+
+def test_no_other_index_is_advised_where_none_is_usable() -> None:
+    with (
+        fake_devices(cuda=1, capability=(3, 5)),
+        pytest.raises(devicekit.DeviceUnavailableError, match="numbered from 0") as caught,
+    ):
+        devicekit.device("cuda:1")
+
+    assert "Use an index below" not in str(caught.value)
+    assert "devicekit.auto()" in str(caught.value)

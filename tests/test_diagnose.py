@@ -591,7 +591,8 @@ BOXES: dict[str, tuple[FakeBox, dict[str, str], tuple[str, str, str, str]]] = {
             "auto-refuses",
             "error",
             "devicekit.auto() refuses to choose: The environment variable DEVICEKIT_DEVICE is set "
-            "to 'cuda0'. 'cuda0' is not a device. Did you mean 'cuda:0'?",
+            "to 'cuda0'. 'cuda0' is not a device. Did you mean 'cuda:0'? Unset it to let auto() "
+            "choose.",
             "Correct or unset the variable that it names.",
         ),
     ),

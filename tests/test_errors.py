@@ -380,7 +380,7 @@ AUTO: list[Any] = [
         {"cuda": 2, "environ": {"DEVICEKIT_DEVICE": "gpu1"}},
         {},
         "The environment variable DEVICEKIT_DEVICE is set to 'gpu1'. 'gpu1' is not a "
-        "device. Did you mean 'cuda:1'?",
+        "device. Did you mean 'cuda:1'? Unset it to let auto() choose.",
         id="bad-variable",
     ),
     pytest.param(
@@ -388,7 +388,7 @@ AUTO: list[Any] = [
         {},
         "The environment variable DEVICEKIT_DEVICE is set to 'cuda:1'. 'cuda:1' is "
         "not available: this process sees 1 CUDA device, numbered from 0. Here: "
-        "cuda:0 (A), cpu (CPU). Use an index below 1.",
+        "cuda:0 (A), cpu (CPU). Use an index below 1. Unset it to let auto() choose.",
         id="variable-not-here",
     ),
     pytest.param(

@@ -68,6 +68,14 @@ def test_training_on_digits_reaches_97_percent(tmp_path: Path) -> None:
     assert float(last.group(1)) >= 0.97
 
 
+def test_training_refuses_a_device_that_is_not_here(tmp_path: Path) -> None:
+    done = run("02_train_digits.py", "--device", "cude", cwd=tmp_path)
+
+    assert done.returncode == 2
+    assert "Did you mean 'cuda'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_a_checkpoint_is_loaded_and_trained_on(tmp_path: Path) -> None:
     done = run("03_checkpoint_anywhere.py", cwd=tmp_path)
 

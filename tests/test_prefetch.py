@@ -84,3 +84,8 @@ def test_a_missing_device_is_refused_before_anything_is_loaded() -> None:
 def test_a_model_without_tensors_has_no_place_for_batches() -> None:
     with pytest.raises(devicekit.NoDeviceError, match="ReLU holds no tensor"):
         iter(devicekit.prefetch([], nn.ReLU()))
+
+
+def test_the_loader_comes_first() -> None:
+    with pytest.raises(devicekit.InvalidDeviceError, match=r"write prefetch\(loader, model\)"):
+        devicekit.prefetch(nn.Linear(1, 1), batches())  # type: ignore[arg-type]

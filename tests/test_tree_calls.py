@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import attrs
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -312,3 +313,22 @@ def test_what_is_no_device_is_shown_in_short() -> None:
         with pytest.raises(devicekit.InvalidDeviceError, match="neither a device") as caught:
             devicekit.move({"x": 1}, batch)
         assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("kind", ["generator", "iterator", "parameters"])
+def test_an_iterator_is_refused_because_a_move_would_use_it_up(kind: str) -> None:
+    x = {
+        "generator": lambda: (t for t in [torch.ones(1)]),
+        "iterator": lambda: iter([torch.ones(1)]),
+        "parameters": lambda: torch.nn.Linear(1, 1).parameters(),
+    }[kind]()
+
+    with pytest.raises(devicekit.MoveError, match="make a list of it, or use prefetch"):
+        devicekit.move(x, "meta")
+
+    assert next(x).device.type == "cpu"
+
+
+def test_an_index_of_numpy_is_a_device_and_no_batch() -> None:
+    with pytest.raises(devicekit.DeviceUnavailableError, match="current accelerator"):
+        devicekit.move(torch.nn.Linear(1, 1), np.int64(0))

@@ -240,20 +240,20 @@ def decide(
 def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> Choice:
     requested = machine.environ.get("DEVICEKIT_DEVICE")
     if requested is None or requested == "auto":
-        return choose(machine, machine.accelerator_types() if types is None else types, min_free)
+        return choose(machine, types, min_free)
     try:
         return Choice(device(requested), f"DEVICEKIT_DEVICE={requested}")
     except DeviceError as error:
         error.args = (
-            f"The environment variable DEVICEKIT_DEVICE is set to {shown(requested)}. {error}",
+            f"The environment variable DEVICEKIT_DEVICE is set to {shown(requested)}. {error} "
+            "Unset it to let auto() choose.",
         )
         raise
 
 
 def _types_in(prefer: str | Sequence[str]) -> tuple[str, ...]:
-    one = isinstance(prefer, str) or not hasattr(
-        prefer, "__iter__"
-    )  # no text, no sequence: refused
+    # What is no sequence is taken for one name, which parse_type() refuses.
+    one = isinstance(prefer, str) or not hasattr(prefer, "__iter__")
     return tuple(map(parse_type, [prefer] if one else prefer))
 
 

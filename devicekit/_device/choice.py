@@ -37,12 +37,12 @@ class Choice(NamedTuple):
         return f"{self.device}: {self.reason}{passed}"
 
 
-def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
-    """Return the device of the first of `types` that has a usable one, else the CPU.
+def choose(machine: Machine, preferred: Sequence[str] | None, min_free: int) -> Choice:
+    """Return the device of the first type that has a usable one, else the CPU.
 
     Args:
         machine: The machine to choose on.
-        types: Accelerator types in the order in which they are tried.
+        preferred: The types to try, in this order, or None for those of the machine.
         min_free: Bytes that must be free; a device with less is passed over.
 
     Raises:
@@ -50,6 +50,7 @@ def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
         DeviceUnavailableError: The launcher's rank has no device of its own.
     """
     passed: list[str] = []
+    types = machine.accelerator_types() if preferred is None else preferred
     for device_type in types:
         if device_type == "cpu":
             return Choice(torch.device("cpu"), "preferred", tuple(passed))
@@ -63,7 +64,9 @@ def choose(machine: Machine, types: Sequence[str], min_free: int) -> Choice:
         if rank is not None:
             return Choice(*_by_rank(*rank, accelerator, refused), tuple(passed))
         return Choice(*_most_free(usable, accelerator), tuple(passed))
-    return Choice(torch.device("cpu"), "no usable accelerator", tuple(passed))
+    wanted = f" among those preferred ({', '.join(types)})" if preferred else ""
+    wanted += f" with {min_free} bytes free" if min_free else ""
+    return Choice(torch.device("cpu"), f"no usable accelerator{wanted}", tuple(passed))
 
 
 def _refused(accelerator: Accelerator, min_free: int) -> Iterator[tuple[str, str]]:

@@ -91,7 +91,11 @@ def _remedy(reason: Reason, accelerator: Accelerator) -> str:
         "forked after start": "In a DataLoader worker, return CPU tensors and call move() in the "
         "loop; start other processes by 'spawn'.",
         "none visible": "Run 'python -m devicekit' for the diagnosis, or call devicekit.auto().",
-        "index out of range": f"Use an index below {len(accelerator.devices)}"
+        "index out of range": (
+            f"Use an index below {len(accelerator.devices)}"
+            if any(info.usable for info in accelerator.devices)
+            else "Call devicekit.auto()"
+        )
         + (f", or change {variable} before the program starts." if may_be_hidden else "."),
         "hidden by a visibility variable": f"Change {variable} before the program "
         f"starts, or unset {'it' if len(accelerator.visibility) == 1 else 'them'}.",

@@ -152,7 +152,7 @@ def move(
                 move, arguments, options | {"downcast": downcast, "strict": strict}
             )
         return move_traced(move, arguments)
-    if isinstance(where, _DEVICE_LIKE):
+    if isinstance(where, _DEVICE_LIKE) or (type(where) is not dict and _is_index(where)):
         target = _HOSTS.get(where) or checked_device(where)
         if cls is not dict and isinstance(x, Optimizer):
             raise InvalidDeviceError(_NO_PLACE_OF_ITS_OWN.format(where))
@@ -187,6 +187,11 @@ def move(
 
 # Devices that are always there, and that take whatever comes.
 _HOSTS: dict[object, torch.device] = {CPU: CPU, torch.device("meta"): torch.device("meta")}
+
+
+def _is_index(x: Any) -> bool:
+    """Whether it is a whole number of another library, which names a device as an `int` does."""
+    return hasattr(type(x), "__index__") and not isinstance(x, Tensor)
 
 
 _NO_PLACE_OF_ITS_OWN = (

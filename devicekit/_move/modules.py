@@ -20,7 +20,7 @@ from devicekit._move.contents import (
     put_back,
     relocate,
 )
-from devicekit._move.refusals import refuse
+from devicekit._move.refusals import reason_of, refuse
 from devicekit.errors import MoveError
 
 __all__ = ["Relocation", "move_module"]
@@ -112,11 +112,11 @@ def move_module(
 def _failure(
     module: nn.Module, device: torch.device, error: BaseException, stuck: list[str]
 ) -> MoveError:
-    reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
     outcome = "is where it was"
     if stuck:
         outcome = f"there was no memory to put {', '.join(stuck[:5])} back where it was"
-    msg = f"{type(module).__name__} could not be moved to {device}, and {outcome}: {reason}."
+    kind, reason = type(module).__name__, reason_of(error)
+    msg = f"{kind} could not be moved to {device}, and {outcome}: {reason}."
     return MoveError(msg, path=stuck[0] if stuck else None, target=device)
 
 

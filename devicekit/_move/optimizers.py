@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from devicekit._move.contents import Narrower
-from devicekit._tree import Job, LeafError, rebuild, walk
+from devicekit._move.refusals import reason_of
+from devicekit._tree import Job, LeafError, path_of, rebuild
 from devicekit._types import CPU
 from devicekit.errors import MoveError
 
@@ -114,13 +115,14 @@ def _sent(
 
 
 def _failure(error: LeafError, values: dict[str, Any], device: torch.device) -> MoveError:
-    cause = error.__cause__
     where = next(
-        path + inner
-        for path, value in values.items()
-        for inner, leaf in walk(value, opaque=True)
-        if leaf is error.leaf
+        (
+            path + inner
+            for path, value in values.items()
+            if (inner := path_of(error.leaf, value, "")) or value is error.leaf
+        ),
+        "optimizer",
     )
-    reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
+    reason = reason_of(error.__cause__)
     msg = f"{where} could not be moved to {device}, and the optimizer is as it was: {reason}."
     return MoveError(msg, path=where.removeprefix("optimizer."), target=device)

@@ -14,7 +14,12 @@ from devicekit._inspect import hooks_of
 from devicekit._move.contents import can_be_assigned
 from devicekit.errors import MoveError
 
-__all__ = ["refuse"]
+__all__ = ["reason_of", "refuse"]
+
+
+def reason_of(error: BaseException | None) -> str:
+    """Return what went wrong as half a sentence: the first line of an error, or else its name."""
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 def refuse(

@@ -17,15 +17,16 @@ from torch.utils.data import get_worker_info
 
 from devicekit._move.modules import Relocation, move_module
 from devicekit._move.optimizers import Rewrite, move_optimizer
+from devicekit._move.refusals import reason_of
 from devicekit._tree import Job, path_of, walk
 from devicekit.errors import DeviceError, MoveError
 
-__all__ = ["CarefulTransfer", "Transfer", "explain", "original"]
+__all__ = ["STREAMED", "CarefulTransfer", "Transfer", "explain", "original"]
 
 # Types of device to which a copy from pinned memory may still run when the call returns, because
 # work on the device waits for it by itself. MPS does so too, but reads the source too late
 # (pytorch#139550).
-_STREAMED = ("cuda", "xpu")
+STREAMED = ("cuda", "xpu")
 
 _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 """What MPS has no arithmetic for, and what comes nearest."""
@@ -53,7 +54,7 @@ class Transfer(Job):
         device = self.device
         if type(tensor).to is not Tensor.to:  # of a class whose `.to` may take nothing but a device
             return tensor.to(device)
-        if device.type in _STREAMED:
+        if device.type in STREAMED:
             return tensor.to(device, None, self.non_blocking is not False)
         narrower = _NARROWER.get(tensor.dtype) if device.type == "mps" else None
         if narrower is None:
@@ -126,7 +127,7 @@ class CarefulTransfer(Transfer):
     def send(self, tensor: Tensor) -> Tensor:
         """Send a tensor; from CUDA or XPU towards the CPU without waiting for it yet."""
         deferred = self.non_blocking and self.device.type == "cpu" and type(tensor).to is Tensor.to
-        if not deferred or tensor.device.type not in _STREAMED:
+        if not deferred or tensor.device.type not in STREAMED:
             return super().send(tensor)
         self._sources.add(tensor.device)
         return tensor.to(self.device, None, True)
@@ -140,7 +141,7 @@ class CarefulTransfer(Transfer):
 
 @functools.lru_cache(maxsize=64)  # `torch.device.type` makes a new text each time
 def _is_plain(device: torch.device) -> bool:
-    return device.type not in (*_STREAMED, "mps")
+    return device.type not in (*STREAMED, "mps")
 
 
 def _send_foreign(x: Any, device: torch.device, non_blocking: bool | None) -> Any:
@@ -153,7 +154,7 @@ def _send_foreign(x: Any, device: torch.device, non_blocking: bool | None) -> An
     if before and all(tensor.device == device for tensor in before.values()):
         return x
     twin = _shallow_copy(x)
-    new = _call_to(twin, device, non_blocking if device.type in _STREAMED else None)
+    new = _call_to(twin, device, non_blocking if device.type in STREAMED else None)
     if new is None:  # it has moved itself
         new = twin
     return x if new is twin and _is_unchanged(x, twin, before) else new
@@ -234,8 +235,7 @@ def explain(
         message, inner = str(cause), cause.path
         where = inner if leaf is root else f"{path}.{inner}" if inner else path
     else:
-        reason = str(cause).partition("\n")[0].rstrip(".") or type(cause).__name__
-        message, where = f"{path} could not be moved to {device}: {reason}.", path
+        message, where = f"{path} could not be moved to {device}: {reason_of(cause)}.", path
     if get_worker_info() is not None and device.type != "cpu":
         message += (
             " This is a DataLoader worker: return CPU tensors from it, and call move() in the loop."

@@ -111,6 +111,9 @@ def rebuild(x: Any, job: Job) -> Any:
     except KeyError:
         handler = _learn(cls)
     if handler is None:
+        if hasattr(cls, "__next__"):
+            msg = "a move would use up an iterator; make a list of it, or use prefetch()"
+            raise LeafError(x) from TypeError(msg)
         return x
     try:
         if job.skip:

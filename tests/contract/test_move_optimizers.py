@@ -398,3 +398,24 @@ def test_state_is_downcast_with_its_parameters(dev: torch.device) -> None:
 
     assert {s["momentum_buffer"].dtype for s in optimizer.state.values()} == {torch.float32}
     assert state_devices(optimizer) == {dev}
+
+
+def test_a_container_that_fails_in_the_state_is_named_with_its_cause(dev: torch.device) -> None:
+    class Unhashable(tuple):
+        fails = False
+
+        def __hash__(self) -> int:
+            if Unhashable.fails:
+                msg = "no hash now"
+                raise ValueError(msg)
+            return 1
+
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight]["s"] = {Unhashable([torch.ones(1)])}
+    Unhashable.fails = True
+
+    with pytest.raises(MoveError, match=r"state\[0\]\['s'\].* no hash now"):
+        move([model, optimizer], dev)
+
+    assert model.weight.device.type == "cpu"
