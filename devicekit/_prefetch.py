@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -145,10 +144,10 @@ class Prefetcher(Generic[_T]):
         return recorded
 
 
-@dataclass(eq=False, repr=False)
 class _Sent(Generic[_T]):
     """A batch that is on its way, the event of its arrival, and what it is copied from."""
 
-    moved: _T
-    copied: Any
-    source: _T
+    def __init__(self, moved: _T, copied: Any, source: _T) -> None:
+        self.moved = moved
+        self.copied = copied
+        self.source = source

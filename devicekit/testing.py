@@ -15,17 +15,17 @@ from typing import Any, cast
 import torch
 
 from devicekit._backends import (
-    Accelerator,
     DeviceInfo,
-    Machine,
     needs_plugin,
-    parse_size,
     pretend,
 )
+from devicekit._backends.accelerator import Accelerator
 from devicekit._backends.cuda import describe_gpu
 from devicekit._backends.driver import Driver, Gpu
-from devicekit._backends.generic import label
 from devicekit._backends.isolation import Answers, Question, ask_directly
+from devicekit._backends.machine import Machine
+from devicekit._backends.memory import parse_size
+from devicekit._backends.names import label
 from devicekit._backends.survey import Build, Survey
 from devicekit._backends.visibility import variables_set, visible
 from devicekit._types import Reason

@@ -15,9 +15,9 @@ import torch
 from fakebox import CUDA_UNKNOWN_ERROR, GIB, GPU, FakeBox
 
 import devicekit
-from devicekit._backends import current_machine
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND, decide
+from devicekit._backends import current_machine, this_machine
+from devicekit._device.checking import _FOUND
+from devicekit._device.choice import decide
 from devicekit.testing import fake_devices
 
 PLUGIN = torch._C._get_privateuse1_backend_name()
@@ -37,7 +37,7 @@ def forgotten() -> Iterator[None]:
 
 
 def forget() -> None:
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 

@@ -27,22 +27,22 @@ from hypothesis import strategies as st
 import devicekit
 from devicekit._backends import (
     PLUGINS,
-    VARIABLES,
-    Machine,
     architecture,
     cuda,
     current_machine,
     driver,
-    generic,
     host,
     known_accelerators,
+    names,
     needs_plugin,
-    parse_size,
     pretend,
+    this_machine,
     visibility,
 )
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND
+from devicekit._backends.machine import Machine
+from devicekit._backends.memory import parse_size
+from devicekit._backends.visibility import VARIABLES
+from devicekit._device.checking import _FOUND
 
 PLUGIN = torch._C._get_privateuse1_backend_name()
 FIRST = "GPU-00000000-aaaa-bbbb-cccc-dddddddddddd"
@@ -52,10 +52,10 @@ SECOND = "GPU-00000001-aaaa-bbbb-cccc-dddddddddddd"
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each test meets another machine in this process: nothing found or decided is kept."""
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
     yield
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 
@@ -657,8 +657,8 @@ def test_known_types() -> None:
     assert all(needs_plugin(name) for name in PLUGINS)
     assert not needs_plugin("cuda")
     assert not needs_plugin("mps")
-    assert generic.label("xpu") == "XPU"
-    assert generic.label("banana") == "banana"
+    assert names.label("xpu") == "XPU"
+    assert names.label("banana") == "banana"
 
 
 def broken_module(error: type[BaseException], *working: str) -> Any:
@@ -828,7 +828,7 @@ def test_the_real_machine_comes_back_after_an_error() -> None:
     with pytest.raises(KeyError, match="gone"), pretend(Machine()):
         raise KeyError("gone")  # noqa: EM101
 
-    assert current_machine() is _REAL
+    assert current_machine() is this_machine() is this_machine.__wrapped__()
 
 
 def test_no_module_of_a_vendor_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,8 +22,8 @@ from fakebox import CUDA_UNKNOWN_ERROR, GPU, FakeBox
 
 import devicekit
 from devicekit import __main__ as command
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND
+from devicekit._backends import this_machine
+from devicekit._device.checking import _FOUND
 from devicekit.testing import fake_devices
 
 ON_A_MACHINE_WITHOUT_GPU = pytest.mark.skipif(
@@ -67,10 +67,10 @@ SCHEMA: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each test meets another machine in this process: nothing found or decided is kept."""
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
     yield
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import devicekit
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND, _found
+from devicekit._backends import this_machine
+from devicekit._device.checking import _FOUND, _found
 from devicekit._device.spelling import _UNUSED_TYPES, parse, shown
 from devicekit.testing import fake_devices
 
@@ -50,7 +50,7 @@ def forgotten() -> Iterator[None]:
 
 
 def forget() -> None:
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 

@@ -12,8 +12,8 @@ import torch
 from fakebox import CUDA_UNKNOWN_ERROR, GIB, GPU, FakeBox
 
 import devicekit
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND
+from devicekit._backends import this_machine
+from devicekit._device.checking import _FOUND
 from devicekit.testing import fake_devices
 
 PLUGIN = torch._C._get_privateuse1_backend_name()
@@ -28,10 +28,10 @@ MIX = [
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each test meets another machine in this process: nothing found or decided is kept."""
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
     yield
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 

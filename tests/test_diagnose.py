@@ -21,10 +21,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import devicekit
-from devicekit._backends import DeviceInfo, driver, isolation, machine, survey
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND
-from devicekit._diagnose import Diagnosis, Finding, facts, findings
+from devicekit._backends import DeviceInfo, driver, isolation, machine, survey, this_machine
+from devicekit._device.checking import _FOUND
+from devicekit._diagnose import Diagnosis, Finding, facts, findings, render
 from devicekit.testing import fake_devices
 
 TWINS = [GPU(free=10), GPU(free=70)]
@@ -36,10 +35,10 @@ ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="asks in a child o
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each test meets another machine in this process: nothing found or decided is kept."""
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
     yield
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 
@@ -823,7 +822,7 @@ def test_decides_nothing_for_the_program(caplog: pytest.LogCaptureFixture) -> No
     with FakeBox(TWINS, pynvml=True):
         devicekit.diagnose()
 
-    assert _REAL.decisions == {}
+    assert this_machine().decisions == {}
     assert caplog.records == []
 
 
@@ -913,7 +912,7 @@ def test_survives_a_plugin_that_raises(question: str, monkeypatch: pytest.Monkey
     def refuse(self: object, *args: object) -> None:
         raise_error()
 
-    monkeypatch.setattr(type(_REAL), question, refuse)
+    monkeypatch.setattr(type(this_machine()), question, refuse)
     monkeypatch.setattr(isolation, "can_use_child", lambda: False)
     monkeypatch.setattr(machine, "can_use_child", lambda: False)
 
@@ -1225,7 +1224,7 @@ def test_html_shows_what_the_page_shows() -> None:
     ],
 )
 def test_redacts(text: str, expected: str) -> None:
-    assert facts.redacted(text) == expected
+    assert render.redacted(text) == expected
 
 
 # ---- machines of fake_devices --------------------------------------------------------------------

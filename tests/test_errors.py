@@ -19,9 +19,8 @@ from torch._utils import ExceptionWrapper
 import devicekit
 import devicekit.errors
 from devicekit import DeviceInfo
-from devicekit._backends import host
-from devicekit._backends.machine import _REAL
-from devicekit._device import _FOUND
+from devicekit._backends import host, this_machine
+from devicekit._device.checking import _FOUND
 from devicekit._types import Reason
 from devicekit.testing import fake_devices
 
@@ -32,10 +31,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
     """Each test meets another machine in this process: nothing found or decided is kept."""
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
     yield
-    _REAL.decisions.clear()
+    this_machine().decisions.clear()
     _FOUND.clear()
 
 

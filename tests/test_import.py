@@ -101,6 +101,13 @@ def test_importing_does_not_start_the_compiler(tmp_path: Path) -> None:
     assert [name for name in report["added"] if name.startswith(heavy)] == []
 
 
+def test_importing_leaves_what_few_programs_use_until_it_is_used(tmp_path: Path) -> None:
+    report = after("", tmp_path)
+
+    waits = ("_backends.machine", "_diagnose.gather", "_inspect.summary", "_wrap.hooks", "testing")
+    assert set(report["added"]).isdisjoint(f"devicekit.{name}" for name in waits)
+
+
 def test_time_that_importing_adds_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 
 from devicekit._backends import generic, visibility
+from devicekit._backends.accelerator import Accelerator
 from devicekit._backends.architecture import (
     cuda_architecture_supported,
     rocm_architecture_supported,
     tensor_cores,
 )
 from devicekit._backends.driver import Driver, Gpu, read_driver
-from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends.info import DeviceInfo
 from devicekit._backends.isolation import in_bad_fork
 from devicekit._types import Reason
 

@@ -12,48 +12,12 @@ from typing import Any
 
 import torch
 
-from devicekit._backends import visibility
-from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends import names, visibility
+from devicekit._backends.accelerator import Accelerator
+from devicekit._backends.info import DeviceInfo
 from devicekit._types import Reason
 
-__all__ = [
-    "PLUGINS",
-    "count",
-    "free_memory",
-    "in_use",
-    "is_built",
-    "known_types",
-    "label",
-    "needs_plugin",
-    "read",
-]
-
-PLUGINS: Mapping[str, str] = {
-    "hpu": "habana_frameworks.torch",
-    "mlu": "torch_mlu",
-    "musa": "torch_musa",
-    "npu": "torch_npu",
-    "xla": "torch_xla",
-}
-"""Device types that come with a package of their own, and the package to import."""
-
-_LABELS = {"xpu": "XPU", "mps": "MPS", "mtia": "MTIA", "hpu": "HPU", "npu": "NPU", "xla": "XLA"}
-
-
-def known_types() -> tuple[str, ...]:
-    """Return the accelerator types that torch may know besides CUDA; the plugin's last."""
-    plugin = torch._C._get_privateuse1_backend_name()
-    return ("xpu", "mps", "mtia", "hpu", plugin)
-
-
-def label(device_type: str) -> str:
-    """Return what people call a device type."""
-    return _LABELS.get(device_type, device_type)
-
-
-def needs_plugin(device_type: str) -> bool:
-    """Return whether a type is served by a package of its own, not by a build of torch."""
-    return device_type in PLUGINS or device_type == torch._C._get_privateuse1_backend_name()
+__all__ = ["count", "free_memory", "in_use", "is_built", "read"]
 
 
 def is_built(device_type: str) -> bool:
@@ -79,12 +43,14 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
     The module is asked whether a device is available and what it is called, which starts the
     runtime of most backends.
     """
-    name = label(device_type)
+    title = names.label(device_type)
     if not is_built(device_type):
         return Accelerator(
             type=device_type,
-            label=name,
-            reason="plugin not installed" if needs_plugin(device_type) else "build without it",
+            label=title,
+            reason="plugin not installed"
+            if names.needs_plugin(device_type)
+            else "build without it",
         )
     variables = visibility.variables_set(device_type, environ)
     seen, detail = count(device_type)
@@ -92,7 +58,7 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
         quiet: Reason = "hidden by a visibility variable" if variables else "none visible"
         return Accelerator(
             type=device_type,
-            label=name,
+            label=title,
             reason="driver failed" if detail else quiet,
             detail=detail,
             visibility=variables,
@@ -101,7 +67,7 @@ def read(device_type: str, environ: Mapping[str, str]) -> Accelerator:
     started = bool(_ask(module, "is_initialized"))  # before the questions below may start it
     return Accelerator(
         type=device_type,
-        label=name,
+        label=title,
         devices=tuple(_device(device_type, module, index) for index in range(seen)),
         visibility=variables,
         in_use=in_use(module, seen, started=started),
@@ -145,7 +111,7 @@ def _device(device_type: str, module: ModuleType, index: int) -> DeviceInfo:
     properties = _ask(module, "get_device_properties", index)
     return DeviceInfo(
         device=device,
-        name=str(_ask(module, "get_device_name", index) or f"{label(device_type)} device"),
+        name=str(_ask(module, "get_device_name", index) or f"{names.label(device_type)} device"),
         total_memory=getattr(properties, "total_memory", None),
         bfloat16=True if device_type in ("xpu", "hpu", "npu") else None,
     )

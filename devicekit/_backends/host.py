@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from devicekit._backends.facts import DeviceInfo
+from devicekit._backends.info import DeviceInfo
 
 __all__ = ["read"]
 

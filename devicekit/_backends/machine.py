@@ -1,17 +1,16 @@
-"""What a machine is to devicekit, and the seam at which another one can be put in its place."""
+"""What a machine is to devicekit: the questions that it asks about hardware."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from devicekit._backends import cuda, generic, host
-from devicekit._backends.facts import Accelerator, DeviceInfo
+from devicekit._backends import cuda, generic, host, names
+from devicekit._backends.accelerator import Accelerator
+from devicekit._backends.info import DeviceInfo
 from devicekit._backends.isolation import (
     Answers,
     Question,
@@ -21,12 +20,7 @@ from devicekit._backends.isolation import (
 )
 from devicekit._backends.survey import Build, Survey, read_build, read_survey
 
-__all__ = ["Machine", "current_machine", "known_accelerators", "pretend", "pretended"]
-
-
-def known_accelerators() -> tuple[str, ...]:
-    """Return every accelerator type that torch can spell, CUDA first and a plugin's last."""
-    return ("cuda", *generic.known_types())
+__all__ = ["THIS_MACHINE", "Machine"]
 
 
 class Machine:
@@ -52,7 +46,7 @@ class Machine:
         current = torch.accelerator.current_accelerator()
         found = dict.fromkeys([current.type] if current is not None else [])
         found |= dict.fromkeys(["cuda"] if cuda.is_built() else [])
-        found |= dict.fromkeys(t for t in generic.known_types() if generic.is_built(t))
+        found |= dict.fromkeys(t for t in names.known_types() if generic.is_built(t))
         return tuple(found)
 
     def accelerator(self, device_type: str) -> Accelerator:
@@ -142,23 +136,5 @@ class Machine:
         return generic.free_memory(device)
 
 
-_REAL = Machine()
-_PRETENDED: ContextVar[Machine | None] = ContextVar("devicekit_machine", default=None)
-
-pretended = _PRETENDED.get
-"""Return the machine that `pretend` has put in the place of the real one, or None."""
-
-
-def current_machine() -> Machine:
-    """Return the machine to go by: the real one, or the one that `pretend` has put in its place."""
-    return pretended() or _REAL
-
-
-@contextmanager
-def pretend(machine: Machine) -> Generator[Machine]:
-    """Put another machine in the place of the real one, in this thread or task, in the block."""
-    token = _PRETENDED.set(machine)
-    try:
-        yield machine
-    finally:
-        _PRETENDED.reset(token)
+THIS_MACHINE = Machine()
+"""The real one."""

@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, cast
 import torch
 
 from devicekit._backends.driver import Driver, read_driver
-from devicekit._backends.generic import PLUGINS
 from devicekit._backends.isolation import in_bad_fork
+from devicekit._backends.names import PLUGINS
 
 __all__ = ["Build", "Survey", "read_build", "read_survey"]
 

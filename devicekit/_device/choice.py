@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from devicekit._backends import VARIABLES, Accelerator, DeviceInfo, Machine
-from devicekit._device.spelling import shown
+from devicekit._backends import DeviceInfo, current_machine
+from devicekit._backends.memory import parse_size
+from devicekit._backends.visibility import VARIABLES
+from devicekit._device.checking import check, forget_unsettled
+from devicekit._device.spelling import parse_type, shown
 from devicekit._types import Reason
-from devicekit.errors import DeviceUnavailableError, InvalidDeviceError
+from devicekit.errors import DeviceError, DeviceUnavailableError, InvalidDeviceError
 
-__all__ = ["LAUNCHER_VARIABLES", "Choice", "choose"]
+if TYPE_CHECKING:
+    from devicekit._backends.accelerator import Accelerator
+    from devicekit._backends.machine import Machine
+
+__all__ = ["LAUNCHER_VARIABLES", "Choice", "decide"]
+
+_logger = logging.getLogger("devicekit")
 
 LAUNCHER_VARIABLES = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK")
 """Where torchrun, SLURM and Open MPI say which process of its machine this is."""
@@ -37,7 +47,55 @@ class Choice(NamedTuple):
         return f"{self.device}: {self.reason}{passed}"
 
 
-def choose(machine: Machine, preferred: Sequence[str] | None, min_free: int) -> Choice:
+def decide(
+    *, prefer: str | Sequence[str] | None = None, min_free: int | str | None = None
+) -> Choice:
+    """Return what `auto()` decides, with the reason; decided and logged once."""
+    machine = current_machine()
+    chosen_types = None if prefer is None else _types_in(prefer)
+    bytes_wanted = parse_size(min_free)
+    key = (chosen_types, bytes_wanted, _circumstances(machine))
+    kept = machine.decisions.get(key)
+    if kept is None:
+        forget_unsettled()
+        choice = _decide(machine, chosen_types, bytes_wanted)
+        kept = machine.decisions.setdefault(key, choice)  # two threads may both have decided
+        if kept is choice:
+            _logger.info("auto() chose %s", choice)
+    return kept
+
+
+def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> Choice:
+    requested = machine.environ.get("DEVICEKIT_DEVICE")
+    if requested is None or requested == "auto":
+        return _choose(machine, types, min_free)
+    try:
+        return Choice(check(requested), f"DEVICEKIT_DEVICE={requested}")
+    except DeviceError as error:
+        error.args = (
+            f"The environment variable DEVICEKIT_DEVICE is set to {shown(requested)}. {error} "
+            "Unset it to let auto() choose.",
+        )
+        raise
+
+
+def _types_in(prefer: str | Sequence[str]) -> tuple[str, ...]:
+    # What is no sequence is taken for one name, which parse_type() refuses.
+    one = isinstance(prefer, str) or not hasattr(prefer, "__iter__")
+    return tuple(map(parse_type, [prefer] if one else prefer))
+
+
+def _circumstances(machine: Machine) -> tuple[object, ...]:
+    """Return what may change an answer: the variables, and how many devices torch counts."""
+    names = ("DEVICEKIT_DEVICE", *LAUNCHER_VARIABLES, "CUDA_DEVICE_ORDER", *_VISIBILITY_VARIABLES)
+    counts = tuple((t, machine.count(t)) for t in machine.accelerator_types())
+    return (*map(machine.environ.get, names), counts)
+
+
+_VISIBILITY_VARIABLES = tuple(sorted({name for names in VARIABLES.values() for name in names}))
+
+
+def _choose(machine: Machine, preferred: Sequence[str] | None, min_free: int) -> Choice:
     """Return the device of the first type that has a usable one, else the CPU.
 
     Args:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from devicekit._backends import PLUGINS, Accelerator, DeviceInfo, Machine
+from devicekit._backends import PLUGINS, DeviceInfo
 from devicekit._device.spelling import shown
 from devicekit._types import Reason
 from devicekit.errors import DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from devicekit._backends.accelerator import Accelerator
+    from devicekit._backends.machine import Machine
 
 __all__ = ["unavailable"]
 

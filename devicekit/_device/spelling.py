@@ -21,7 +21,7 @@ __all__ = ["MAX_INDEX", "parse", "parse_type", "shown"]
 MAX_INDEX = 127
 """The largest index that a `torch.device` can hold."""
 
-_SPELLING = re.compile(r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?")
+_SPELLING = r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?"
 
 # Types that torch knows and no backend of today's serves (c10/core/DeviceType.h).
 _UNUSED_TYPES = (
@@ -67,7 +67,7 @@ def parse(spec: object) -> tuple[str | None, int | None]:
     if isinstance(spec, torch.device):
         return _parse_device(spec)
     if isinstance(spec, str):
-        match = _SPELLING.fullmatch(spec)
+        match = re.fullmatch(_SPELLING, spec)
         if match is None or match.group(1) not in _types():
             raise InvalidDeviceError(_not_a_device(spec))
         index = match.group(2)

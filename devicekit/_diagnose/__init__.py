@@ -1,6 +1,6 @@
 """What works on this machine, what does not, why, and what to do.
 
-The findings and the pages are imported when there is a diagnosis to make: few programs make one,
+What gathers, finds and writes is imported when there is a diagnosis to make: few programs make one,
 and all of them import this.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from devicekit._diagnose.facts import Facts, gather
+from devicekit._diagnose.facts import Facts
 from devicekit._diagnose.finding import Finding
 
 __all__ = ["Diagnosis", "Facts", "Finding", "diagnose"]
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class Diagnosis:
     """What torch can use on this machine, what it cannot, why, and what to do.
 
@@ -116,6 +116,7 @@ def diagnose() -> Diagnosis:
         Update the driver, or install a build of torch for CUDA 11.
     """
     from devicekit._diagnose.findings import find
+    from devicekit._diagnose.gather import gather
 
     facts = gather()
     return Diagnosis(facts=facts, findings=find(facts))

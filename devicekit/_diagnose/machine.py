@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from devicekit._backends import PLUGINS, Accelerator, DeviceInfo
+from devicekit._backends import PLUGINS, DeviceInfo
+from devicekit._backends.accelerator import Accelerator
 from devicekit._diagnose.facts import Facts
 from devicekit._diagnose.finding import Finding, Severity, sentence
 from devicekit._diagnose.vendors import PLATFORMS, hardware

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from devicekit._backends import DeviceInfo
 from devicekit._backends.survey import Build
-from devicekit._diagnose.facts import Facts, redacted
+from devicekit._diagnose.facts import Facts
 from devicekit._diagnose.finding import Finding, Severity, sentence
 
-__all__ = ["as_dict", "as_html", "as_text"]
+__all__ = ["as_dict", "as_html", "as_text", "redacted"]
 
 _WIDTH = 100
 _SCHEMA = 1
@@ -220,3 +221,25 @@ def _device(info: DeviceInfo) -> dict[str, Any]:
         "usable": info.usable,
         "reason": info.reason,
     }
+
+
+# ---- what may be told ----------------------------------------------------------------------------
+
+_PREFIXED_UUID = re.compile(r"((?:GPU-|MIG-)+[0-9a-fA-F]{8})(?:-[0-9a-fA-F]+)+")
+_BARE_UUID = re.compile(r"\b([0-9a-fA-F]{8})(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
+_HOME = re.compile(r"(?:/home/|/Users/|[A-Za-z]:\\Users\\)[^/\\\s'\":,;]+")
+
+
+def redacted(text: str, *, longest: int = 200) -> str:
+    r"""Return a text as it may stand in a bug report: short UUIDs, no home folder, one line.
+
+    Examples:
+        >>> redacted("GPU-01234567-89ab-cdef-0123-456789abcdef in /home/ann/x")
+        'GPU-01234567... in ~/x'
+    """
+    for pattern in (_PREFIXED_UUID, _BARE_UUID):
+        text = pattern.sub(r"\1...", text)
+    text = _HOME.sub("~", text)
+    text = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."

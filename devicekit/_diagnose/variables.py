@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from devicekit._backends import VARIABLES, Accelerator, select
+from devicekit._backends.accelerator import Accelerator
+from devicekit._backends.visibility import VARIABLES, select
 from devicekit._diagnose.facts import Facts
 from devicekit._diagnose.finding import Finding, sentence, several
 

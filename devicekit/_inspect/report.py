@@ -1,4 +1,7 @@
-"""What `inspect` returns: which tensors are where, and everything odd about it."""
+"""What `inspect` returns: which tensors are where, and everything odd about it.
+
+How it is shown is imported when it is shown.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,6 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
-from devicekit._inspect import text
 from devicekit.errors import DeviceMismatchError, NoDeviceError
 
 __all__ = ["DeviceReport", "Located", "Part", "Place"]
@@ -180,6 +182,8 @@ class DeviceReport:
     @property
     def headline(self) -> str:
         """What matters most, in a sentence: the first line of `str(report)`."""
+        from devicekit._inspect import text
+
         return text.headline(self)
 
     def to_dict(self) -> dict[str, Any]:
@@ -197,13 +201,15 @@ class DeviceReport:
         return plain | extra | {"devices": _plain(self.devices)}
 
     def __str__(self) -> str:
+        from devicekit._inspect import text
+
         return text.table(self)
 
     def __repr__(self) -> str:
         return f"<DeviceReport: {self.headline}>"
 
     def _repr_html_(self) -> str:
-        from devicekit._inspect import html  # for notebooks only; it imports tables of entities
+        from devicekit._inspect import html
 
         return html.page(self)
 

@@ -17,42 +17,13 @@ from devicekit._inspect.device import device_of
 from devicekit._inspect.report import DeviceReport, Located, Part, Place
 from devicekit._inspect.survey import Held, Survey
 
-__all__ = ["home_of", "inspect", "located"]
+__all__ = ["home_of", "located", "report_on"]
 
 _EXAMPLES = 3
 
 
-def inspect(obj: object, /) -> DeviceReport:
-    """Return which tensors of an object are where, and everything odd about it.
-
-    What `print` shows of it begins with what matters most: the tensor that is elsewhere, the weight
-    that has no values. It only reads, touches no tensor's data and starts no device, and costs no
-    more than `model.to(device)` where the model is there already.
-
-    Bytes are those of the memory that is held: tied weights and views of one storage are counted
-    once, sparse and nested tensors by their parts. On meta they are what the values would take.
-    What quantized modules have packed is listed, but says no size.
-
-    Args:
-        obj: A module, an optimizer, a tensor, or any structure that holds some: `inspect([model,
-            optimizer])` says as well whether the optimizer trains this model.
-
-    Raises:
-        Nothing: `report.device` does, where there is not one device.
-
-    Examples:
-        >>> import devicekit, torch
-        >>> class Net(torch.nn.Module):
-        ...     def __init__(self):
-        ...         super().__init__()
-        ...         self.fc = torch.nn.Linear(2, 2)
-        ...         self.mask = torch.ones(2)  # no buffer: `to` leaves it behind
-        >>> model = Net().to("meta")
-        >>> print(devicekit.inspect(model).headline)
-        mask is on cpu, but Net is on meta: a plain attribute, which .to() leaves behind.
-        >>> [stray.path for stray in devicekit.inspect(model).strays]
-        ['mask']
-    """
+def report_on(obj: object) -> DeviceReport:
+    """Return the report on an object."""
     survey = Survey(obj)
     input_device = device_of(obj, None)
     home = home_of(survey, input_device)

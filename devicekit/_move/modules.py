@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,7 +25,6 @@ from devicekit.errors import MoveError
 __all__ = ["Relocation", "move_module"]
 
 
-@dataclass(eq=False, repr=False)
 class Relocation:
     """What was moved of one module, so that it can be moved back.
 
@@ -39,9 +37,10 @@ class Relocation:
         registries: Every dict in which the module and its parts hold something, with what it held.
     """
 
-    module: nn.Module
-    origins: list[Origin] = field(default_factory=list)
-    registries: list[tuple[Any, dict[Any, Any]]] = field(default_factory=list)
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.origins: list[Origin] = []
+        self.registries: list[tuple[Any, dict[Any, Any]]] = []
 
     def undo(self) -> list[str]:
         """Put every tensor back where it was, the last one first, which frees what is scarce.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from devicekit.errors import MoveError
 __all__ = ["Rewrite", "move_optimizer"]
 
 
-@dataclass(eq=False, repr=False)
 class Rewrite:
     """What was replaced in an optimizer, so that it can be put back.
 
@@ -27,7 +25,8 @@ class Rewrite:
         entries: Each dict and key with what stood there.
     """
 
-    entries: list[tuple[dict[Any, Any], Any, Any]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
 
     def undo(self) -> None:
         """Put back what stood there."""

@@ -8,7 +8,6 @@ twin, what cannot is made of those, and the twins are filled.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +32,16 @@ class LeafError(Exception):
         self.leaf = leaf
 
 
-@dataclasses.dataclass(eq=False, repr=False)
 class _Node:
     """A container that was visited, with the parts that are not to be left alone.
 
     It has no kind where its type was registered.
     """
 
-    x: Any
-    kind: Kind | None
-    parts: list[tuple[Any, Any]]
+    def __init__(self, x: Any, kind: Kind | None, parts: list[tuple[Any, Any]]) -> None:
+        self.x = x
+        self.kind = kind
+        self.parts = parts
 
 
 _Nodes = dict[int, _Node]

@@ -1,17 +1,14 @@
-"""A model you did not write takes its inputs from anywhere."""
+"""A model you did not write takes its inputs from anywhere.
+
+What wraps is imported when there is a model to wrap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch import nn
-
-from devicekit._device import device as checked_device
 from devicekit._types import DeviceLike
-from devicekit._wrap.calls import INPUTS, Options
-from devicekit._wrap.hooks import KEY, add_hooks, hook_stores
-from devicekit._wrap.methods import Method
 
 __all__ = ["unwrap", "wrap"]
 
@@ -72,18 +69,9 @@ def wrap(
         >>> devicekit.wrap(model, outputs="inputs")(torch.ones(2, 3, device="meta")).device
         device(type='meta')
     """
-    options = _options(methods, outputs)
-    for name in options.methods:
-        _refuse(model, name)
-    if _options_of(model) == options:
-        return model
-    unwrap(model)
-    if isinstance(model, nn.Module):
-        add_hooks(model, options)
-    for name in options.methods:
-        if not _is_hooked(model, name):
-            state = vars(model)
-            state[name] = Method(model, name, options, state.get(name))
+    from devicekit._wrap.attach import attach
+
+    attach(model, methods, outputs)
     return model
 
 
@@ -101,58 +89,7 @@ def unwrap(model: _T, /) -> _T:
         >>> devicekit.unwrap(model) is model
         True
     """
-    if isinstance(model, nn.Module):
-        for store in hook_stores(model):
-            store.pop(KEY, None)
-    state: dict[str, Any] = getattr(model, "__dict__", {})
-    for name, value in list(state.items()):
-        if not isinstance(value, Method):
-            continue
-        if value.previous is None:
-            del state[name]
-        else:
-            state[name] = value.previous
+    from devicekit._wrap.attach import detach
+
+    detach(model)
     return model
-
-
-def _options(methods: Collection[str], outputs: DeviceLike | None) -> Options:
-    names = tuple(sorted({methods} if isinstance(methods, str) else set(methods)))
-    if not names:
-        msg = "methods is empty: expected the names of one or more methods that take inputs."
-        raise ValueError(msg)
-    return Options(names, outputs if outputs in (None, INPUTS) else checked_device(outputs))
-
-
-def _options_of(model: object) -> Options | None:
-    """Return how a model was wrapped, or None where it was not."""
-    if isinstance(model, nn.Module) and KEY in model._forward_pre_hooks:
-        return model._forward_pre_hooks[KEY].options  # type: ignore[attr-defined,no-any-return]
-    for value in getattr(model, "__dict__", {}).values():
-        if isinstance(value, Method):
-            return value.options
-    return None
-
-
-def _refuse(model: object, name: str) -> None:
-    """Raise for what is no method of a model that can be replaced on the object."""
-    kind = type(model).__name__
-    if name.startswith("__") and name.endswith("__"):
-        msg = (
-            f"{name!r} cannot be replaced on one object: Python looks it up on the class. "
-            f"Name the method that it calls, such as 'forward'."
-        )
-        raise TypeError(msg)
-    method = getattr(model, name, None)
-    if not callable(method):
-        msg = f"{kind} has no method {name!r}: expected methods of it that take inputs."
-        raise AttributeError(msg)
-    if isinstance(method, nn.Module):
-        msg = f"{name!r} of {kind} is a module and no method: write wrap(model.{name})."
-        raise TypeError(msg)
-    if not hasattr(model, "__dict__"):
-        msg = f"{kind} has __slots__ and no __dict__, so no method of one object can be replaced."
-        raise TypeError(msg)
-
-
-def _is_hooked(model: object, name: str) -> bool:
-    return name == "forward" and isinstance(model, nn.Module)

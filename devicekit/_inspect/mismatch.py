@@ -20,44 +20,15 @@ from devicekit._inspect.text import enumerated, shortened, tabulated
 from devicekit._tree import walk
 from devicekit.errors import DeviceMismatchError, InvalidDeviceError
 
-__all__ = ["check"]
+__all__ = ["check_call"]
 
 _MOST = 10  # offenders that are listed
 
 
-def check(model: Callable[..., object], /, *args: object, **kwargs: object) -> None:
-    """Return None if a call `model(*args, **kwargs)` would find everything on one device.
-
-    The model is not called. What is looked at: the inputs, by the names that `forward` gives them,
-    the parameters and buffers, and the tensors in plain attributes, wherever they are. 0-dim
-    tensors on the CPU are fine with every device. So is what somebody else brings to its place:
-    inputs of a model that accelerate has dispatched, that `DataParallel`, DDP, FSDP or
-    `devicekit.wrap` feeds, and weights that accelerate has put where its hooks say.
-
-    It walks the whole model, which takes about as long as `model.to(device)` where nothing moves
-    (some milliseconds for 1,000 parameters). Call it once before the loop, or where torch has
-    failed, but not in every step.
-
-    Args:
-        model: The model, or anything else that is called and holds tensors.
-        args: What it is called with.
-        kwargs: What it is called with by name.
-
-    Raises:
-        InvalidDeviceError: The first argument is nothing that can be called.
-        DeviceMismatchError: Something is on another device; it lists all of that with paths, and
-            what to write to mend it.
-
-    Examples:
-        >>> import devicekit, torch
-        >>> model = torch.nn.Linear(2, 2)
-        >>> devicekit.check(model, torch.ones(1, 2))
-        >>> try:
-        ...     devicekit.check(model, torch.ones(1, 2, device="meta"))
-        ... except devicekit.DeviceMismatchError as error:
-        ...     print(error.paths)
-        ('input',)
-    """
+def check_call(
+    model: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """Do what `devicekit.check` promises."""
     if not callable(model):
         msg = (
             f"check() was given a {type(model).__name__} first, which cannot be called: expected "
