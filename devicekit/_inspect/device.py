@@ -78,7 +78,39 @@ def _device_of(obj: object) -> torch.device | None:
 
 
 def execution_device(module: nn.Module) -> torch.device | None:
-    """Return where the inputs of a module belong, or None where it holds no tensor."""
+    """Return where the inputs of a module belong, or None where it holds no tensor.
+
+    The CPU is always the object `CPU`.
+    """
+    # Straight down to the first parameter, which is all there is to do in most models:
+    # `parameters()` and its generators cost more than moving a small batch.
+    state = module.__dict__
+    try:
+        for _ in _LEVELS:
+            own, children = state["_parameters"], state["_modules"]
+            if "_hf_hook" in state or "_fsdp_wrapped_module" in children:
+                break
+            if own:
+                parameter = next(iter(own.values()))
+                if type(parameter) is nn.Parameter:
+                    return CPU if parameter.is_cpu else parameter.device
+                break
+            child = next(iter(children.values())) if children else None
+            if child is None:
+                break
+            state = child.__dict__
+    except KeyError:  # a ScriptModule keeps them elsewhere
+        pass
+    found = _searched(module)
+    return CPU if found == CPU else found
+
+
+_LEVELS = range(100)  # a module may hold itself
+
+
+def _searched(module: nn.Module) -> torch.device | None:
+    if not hasattr(module, "_modules"):  # `super().__init__()` was not called in its own
+        return None
     if "_fsdp_wrapped_module" in module._modules:  # its shards may be kept on the CPU
         computing = module.__dict__.get("compute_device")
         if isinstance(computing, torch.device):
@@ -96,7 +128,6 @@ def execution_device(module: nn.Module) -> torch.device | None:
 
 
 def _by_hook_or_parameter(module: nn.Module) -> torch.device | None:
-    # Written without `parameters()`, whose generators cost more than moving a small batch.
     if "_hf_hook" in module.__dict__:
         declared = declared_device(module.__dict__["_hf_hook"])
         if declared is not None:

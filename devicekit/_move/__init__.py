@@ -18,14 +18,22 @@ from devicekit._inspect import execution_device, strays_of
 from devicekit._move.traced import move_traced, outside_graph
 from devicekit._move.transfer import CarefulTransfer, Transfer, explain, original
 from devicekit._tree import LeafError, paths_of, rebuild
+from devicekit._tree.rebuild import (
+    HANDLERS,
+    NOT_FAST,
+    send_whole,
+    untangled,
+    walk_dict,
+    walk_parts,
+)
 from devicekit._types import CPU, DeviceLike
-from devicekit.errors import InvalidDeviceError, MoveError, NoDeviceError
+from devicekit.errors import DeviceError, InvalidDeviceError, MoveError, NoDeviceError
 
 __all__ = ["move"]
 
 _T = TypeVar("_T")
 _NOWHERE: Any = object()
-_DEVICE_LIKE = (torch.device, str, int)
+_Device = torch.device
 
 
 @overload
@@ -135,8 +143,8 @@ def move(
         >>> devicekit.move(batch, "meta")["x"].device
         device(type='meta')
     """
-    cls = type(x)
-    if cls is Tensor and type(where) is torch.device:
+    cls, kind = type(x), type(where)
+    if kind is _Device and cls is Tensor:
         if x.device == where:
             return x
         if where in _HOSTS and not non_blocking and not is_dynamo_compiling():
@@ -152,23 +160,33 @@ def move(
                 move, arguments, options | {"downcast": downcast, "strict": strict}
             )
         return move_traced(move, arguments)
-    if isinstance(where, _DEVICE_LIKE) or (type(where) is not dict and _is_index(where)):
+    if kind is _Device or (kind is not dict and _names_device(where)):
         target = _HOSTS.get(where) or checked_device(where)
-        if cls is not dict and isinstance(x, Optimizer):
+        handler = HANDLERS.get(cls)
+        if (handler is None or handler is send_whole) and isinstance(x, Optimizer):
             raise InvalidDeviceError(_NO_PLACE_OF_ITS_OWN.format(where))
     elif where is _NOWHERE:
-        target = auto()
+        target, handler = auto(), HANDLERS.get(cls)
     else:
-        target = _device_for_batch(x, where)
-        x = where
+        device = execution_device(x) if isinstance(x, nn.Module) else None
+        if device is None or where is None:
+            raise _no_model_and_batch(x, where)
+        target, x, handler = device, where, HANDLERS.get(kind)
     if non_blocking is None and not skip_keys and not downcast:
         job = Transfer()
         job.device = target
     else:
         skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys)
         job = CarefulTransfer(target, non_blocking=non_blocking, skip=skip, downcast=downcast)
+        handler = rebuild if skip else handler
     try:
-        moved = rebuild(x, job)
+        try:  # as `rebuild` does, whose frame costs
+            if handler is walk_dict:
+                moved = walk_parts(x, x.items(), dict.copy, job, 0)
+            else:
+                moved = (handler or rebuild)(x, job, 0)
+        except NOT_FAST:
+            moved = untangled(x, job)
         if moved is not x:
             job.finish()
         if strict and job.strangers:
@@ -189,9 +207,11 @@ def move(
 _HOSTS: dict[object, torch.device] = {CPU: CPU, torch.device("meta"): torch.device("meta")}
 
 
-def _is_index(x: Any) -> bool:
-    """Whether it is a whole number of another library, which names a device as an `int` does."""
-    return hasattr(type(x), "__index__") and not isinstance(x, Tensor)
+def _names_device(x: Any) -> bool:
+    """Whether it stands for a device: a text or a whole number, of whichever library."""
+    return isinstance(x, (str, int)) or (
+        hasattr(type(x), "__index__") and not isinstance(x, Tensor)
+    )
 
 
 _NO_PLACE_OF_ITS_OWN = (
@@ -200,18 +220,15 @@ _NO_PLACE_OF_ITS_OWN = (
 )
 
 
-def _device_for_batch(model: Any, batch: Any) -> torch.device:
-    """Return where a batch for a model belongs; refuse what is no model and batch."""
+def _no_model_and_batch(model: Any, batch: Any) -> DeviceError:
+    """Return the error for two things that are no model with a device, and a batch."""
     if isinstance(model, nn.Module) and batch is not None:
-        device = execution_device(model)
-        if device is not None:
-            return CPU if device == CPU else device
         msg = (
             f"{type(model).__name__} holds no tensor, so it has no device to move a batch to. "
             f"Name one: move(batch, device)."
         )
-        raise NoDeviceError(msg)
-    if isinstance(model, _DEVICE_LIKE):
+        return NoDeviceError(msg)
+    if isinstance(model, (torch.device, str, int)):
         name = str(model)
         msg = f"the data comes first: write move(batch, {name!r}), not move({name!r}, batch)."
     elif isinstance(batch, nn.Module):
@@ -221,7 +238,7 @@ def _device_for_batch(model: Any, batch: Any) -> torch.device:
             f"{reprlib.repr(batch)} is neither a device nor a batch for a model: expected move(x), "
             f"move(x, device) or move(model, batch). Leave it out for the best device here."
         )
-    raise InvalidDeviceError(msg)
+    return InvalidDeviceError(msg)
 
 
 def _left_behind(x: Any, job: Transfer) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """Rebuild a structure with its tensors replaced: the hot path of `move`.
 
-Two ways through a structure. `_walk` is the fast one: it recurses, compares each tensor's device
-in the loop, copies a container when its first part really changes, and keeps a memo only of what
-changed, so that a structure that is there already costs no allocation. `untangle` is for
-what that cannot do: structures that hold themselves, that are nested deeper than Python recurses
+Two ways through a structure. `walk_parts` is the fast one: it recurses, compares each tensor's
+device in the loop, copies a container when its first part really changes, and keeps a memo only of
+what changed, so that a structure that is there already costs no allocation. `untangled` is for what
+that cannot do: structures that hold themselves, that are nested deeper than Python recurses
 or that share so much that walking every path would not end, and calls that leave keys out.
 """
 
@@ -30,7 +30,18 @@ from devicekit._tree.tangled import LeafError, apply_to_parts, untangle
 from devicekit._tree.walk import holds_tensors
 from devicekit._types import CPU
 
-__all__ = ["Job", "LeafError", "forget_types", "rebuild"]
+__all__ = [
+    "HANDLERS",
+    "NOT_FAST",
+    "Job",
+    "LeafError",
+    "forget_types",
+    "rebuild",
+    "send_whole",
+    "untangled",
+    "walk_dict",
+    "walk_parts",
+]
 
 Handler = Callable[[Any, "Job", int], Any]
 
@@ -40,6 +51,10 @@ _MAX_DEEP = 10_000  # containers on every fourth level, before it looks as if it
 
 class _TangledError(Exception):
     """The structure is not for the fast way."""
+
+
+NOT_FAST = (_TangledError, RecursionError)
+"""What the fast way ends in where `untangled` has to go another one."""
 
 
 class Job:
@@ -99,36 +114,28 @@ class Job:
         return x
 
 
-def rebuild(x: Any, job: Job) -> Any:
+def rebuild(x: Any, job: Job, depth: int = 0) -> Any:
     """Return `x` with its tensors on the job's device: the same object where they all are there.
 
     Raises:
         LeafError: A tensor or an object could not be sent.
     """
-    cls = type(x)
-    try:
-        handler = _HANDLERS[cls]
-    except KeyError:
-        handler = _learn(cls)
+    handler = _handler_of(type(x))
     if handler is None:
-        if hasattr(cls, "__next__"):
+        if hasattr(type(x), "__next__"):
             msg = "a move would use up an iterator; make a list of it, or use prefetch()"
             raise LeafError(x) from TypeError(msg)
         return x
     try:
-        if job.skip:
-            return _rebuild_tangled(x, job)
-        if cls is dict:  # what most batches are
-            return _walk(x, x.items(), dict.copy, job, 0)
-        return handler(x, job, 0)
-    except (_TangledError, RecursionError):
-        return _rebuild_tangled(x, job)
+        return untangled(x, job) if job.skip else handler(x, job, depth)
+    except NOT_FAST:
+        return untangled(x, job)
 
 
 # ---- the fast way --------------------------------------------------------------------------------
 
 
-def _walk(
+def walk_parts(
     x: Any,
     parts: Iterable[tuple[Any, Any]],
     thaw: Callable[[Any], Any],
@@ -143,21 +150,25 @@ def _walk(
     device = job.device
     on_cpu = device is CPU
     memo: dict[int, Any] | None = None
+    plain = True
     out = x
     for key, value in parts:
         cls = type(value)
         if cls is Tensor:
-            # The question `is_cpu` takes half the time of comparing devices.
-            if value.is_cpu if on_cpu else value.device == device:
+            if value.is_cpu:  # a question that takes half the time of comparing devices
+                if on_cpu:
+                    continue
+            elif value.device == device:
                 continue
             if memo is None:
                 memo = job.begin()
+                plain = job.plain
             ref = id(value)
             if ref in memo:
                 new = memo[ref]
             else:
                 try:
-                    new = value.to(device) if job.plain else job.send(value)
+                    new = value.to(device) if plain else job.send(value)
                 except RecursionError:
                     raise
                 except Exception as error:
@@ -165,21 +176,27 @@ def _walk(
                 memo[ref] = new
         else:
             try:
-                handler = _HANDLERS[cls]
+                handler = HANDLERS[cls]
             except KeyError:
                 handler = _learn(cls)
             if handler is None:
                 continue
             new = job.memo.get(id(value)) if job.begun else None
             if new is None:
+                # The most frequent two without the frame of their handlers.
                 if cls is dict:
-                    new = _walk(value, value.items(), dict.copy, job, depth + 1)
+                    new = walk_parts(value, value.items(), dict.copy, job, depth + 1)
+                elif handler is _tuple_subclass:
+                    new = walk_parts(value, enumerate(value), list, job, depth + 1)
+                    if new is not value:
+                        new = tuple.__new__(cls, new)
                 else:
                     new = handler(value, job, depth + 1)
                 if new is value:
                     continue
                 if memo is None:
                     memo = job.begin()
+                    plain = job.plain
                 memo[id(value)] = new
         if out is x:
             out = thaw(x)
@@ -188,7 +205,7 @@ def _walk(
 
 
 def _tensor(x: Tensor, job: Job, depth: int) -> Tensor:
-    """Send a tensor; in containers plain ones are sent by `_walk` itself."""
+    """Send a tensor; in containers plain ones are sent by `walk_parts` itself."""
     if x.device == job.device:
         return x
     try:
@@ -199,20 +216,20 @@ def _tensor(x: Tensor, job: Job, depth: int) -> Tensor:
         raise LeafError(x) from error
 
 
-def _dict(x: dict[Any, Any], job: Job, depth: int) -> Any:
-    return _walk(x, x.items(), dict.copy, job, depth)
+def walk_dict(x: dict[Any, Any], job: Job, depth: int) -> Any:
+    return walk_parts(x, x.items(), dict.copy, job, depth)
 
 
 def _list(x: list[Any], job: Job, depth: int) -> Any:
     if len(x) > _LONG and _ATOMS.issuperset(map(type, x)):  # long lists of labels are read in C
         return x
-    return _walk(x, enumerate(x), list, job, depth)
+    return walk_parts(x, enumerate(x), list, job, depth)
 
 
 def _tuple(x: tuple[Any, ...], job: Job, depth: int) -> Any:
     if len(x) > _LONG and _ATOMS.issuperset(map(type, x)):
         return x
-    out = _walk(x, enumerate(x), list, job, depth)
+    out = walk_parts(x, enumerate(x), list, job, depth)
     return x if out is x else tuple(out)
 
 
@@ -220,13 +237,13 @@ _LONG = 32
 
 
 def _tuple_subclass(x: Any, job: Job, depth: int) -> Any:
-    out = _walk(x, enumerate(x), list, job, depth)
+    out = walk_parts(x, enumerate(x), list, job, depth)
     return x if out is x else tuple.__new__(type(x), out)
 
 
 def _tuple_with_iter(x: Any, job: Job, depth: int) -> Any:
     """One whose own `__iter__` may show something else than what it holds."""
-    out = _walk(x, enumerate(tuple.__iter__(x)), _thawed, job, depth)
+    out = walk_parts(x, enumerate(tuple.__iter__(x)), _thawed, job, depth)
     return x if out is x else tuple.__new__(type(x), out)
 
 
@@ -237,7 +254,7 @@ def _thawed(x: tuple[Any, ...]) -> list[Any]:
 def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
     """A dataclass, a `UserDict` or the like, all of whose state is in its `__dict__`."""
     state = x.__dict__
-    out = _walk(state, state.items(), dict.copy, job, depth)
+    out = walk_parts(state, state.items(), dict.copy, job, depth)
     if out is state:
         return x
     twin = object.__new__(type(x))
@@ -247,7 +264,7 @@ def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
 
 def _other(kind: Kind) -> Handler:
     def handler(x: Any, job: Job, depth: int) -> Any:
-        changes = _walk(x, kind.parts(x), _no_changes, job, depth)
+        changes = walk_parts(x, kind.parts(x), _no_changes, job, depth)
         if changes is x:
             return x
         try:
@@ -262,7 +279,7 @@ def _no_changes(x: Any) -> dict[Any, Any]:
     return {}
 
 
-def _foreign(x: Any, job: Job, depth: int) -> Any:
+def send_whole(x: Any, job: Job, depth: int) -> Any:
     try:
         return job.send_object(x)
     except (LeafError, RecursionError):
@@ -272,7 +289,7 @@ def _foreign(x: Any, job: Job, depth: int) -> Any:
 
 
 def _registered(x: Any, job: Job, depth: int) -> Any:
-    if depth & 3 == 3:  # as in `_walk`
+    if depth & 3 == 3:  # as in `walk_parts`
         job.deep += 1
         if depth > _MAX_DEPTH or job.deep > _MAX_DEEP:
             raise _TangledError
@@ -293,7 +310,7 @@ def _registered(x: Any, job: Job, depth: int) -> Any:
         changed = True
         return new
 
-    new = apply_to_parts(x, move_part, passing=(_TangledError, RecursionError))
+    new = apply_to_parts(x, move_part, passing=NOT_FAST)
     return new if changed else x
 
 
@@ -309,14 +326,14 @@ def _stranger(x: Any, job: Job, depth: int) -> Any:
 
 def _learn(cls: type) -> Handler | None:
     """Return what to do with a type that is met for the first time, and remember it."""
-    if len(_HANDLERS) > _MAX_TYPES:  # classes made anew for every batch must not pile up
+    if len(HANDLERS) > _MAX_TYPES:  # classes made anew for every batch must not pile up
         forget_types()
     handler = _handler(cls)
     if handler is None:
         _ATOMS.add(cls)
     # A parametrized module has a class of its own, which refers to it: remembered, both would stay.
     if not issubclass(cls, torch.nn.Module):
-        _HANDLERS[cls] = handler
+        HANDLERS[cls] = handler
     return handler
 
 
@@ -328,7 +345,7 @@ def _handler(cls: type) -> Handler | None:
     if issubclass(cls, type):  # a class may have a `.to` that its objects have
         return None
     if moves_itself(cls):
-        return _foreign
+        return send_whole
     kind = kind_of(cls)
     if kind is not None:
         return _fast_handler(cls) or _other(kind)
@@ -344,16 +361,17 @@ def _fast_handler(cls: type) -> Handler | None:
 
 def forget_types() -> None:
     """Forget what was learnt about types: something was registered, or there are too many."""
-    _HANDLERS.clear()
-    _HANDLERS.update({Tensor: _tensor, dict: _dict, list: _list, tuple: _tuple})
-    _HANDLERS.update(dict.fromkeys(_SCALARS))
+    HANDLERS.clear()
+    HANDLERS.update({Tensor: _tensor, dict: walk_dict, list: _list, tuple: _tuple})
+    HANDLERS.update(dict.fromkeys(_SCALARS))
     _ATOMS.clear()
     _ATOMS.update(_SCALARS)
 
 
 _MAX_TYPES = 4096
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray)
-_HANDLERS: dict[type, Handler | None] = {}
+HANDLERS: dict[type, Handler | None] = {}
+"""What sends objects of a type, of the types met so far; None where there is nothing to send."""
 _ATOMS: set[type] = set()
 forget_types()
 
@@ -361,13 +379,13 @@ forget_types()
 # ---- the thorough way ----------------------------------------------------------------------------
 
 
-def _rebuild_tangled(root: Any, job: Job) -> Any:
+def untangled(root: Any, job: Job) -> Any:
     """Do what `rebuild` promises for any shape of structure; see tangled.py."""
     return untangle(root, job, _handler_of)
 
 
 def _handler_of(cls: type) -> Handler | None:
     try:
-        return _HANDLERS[cls]
+        return HANDLERS[cls]
     except KeyError:
         return _learn(cls)
