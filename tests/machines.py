@@ -4,6 +4,10 @@
 `xpu`; see fake_accelerator/), or `real` for the accelerator that is here. Tests take their devices
 from the fixtures `dev` and `dev1`, never from a literal, so that one file runs on every machine.
 
+Tests that need an accelerator have the mark `accelerator`, by themselves or because they ask for
+one of these fixtures: `pytest -m accelerator` runs them on the real one where the variable is not
+set, and skips them where there is none.
+
 conftest.py calls `install` before anything imports torch, and registers this module as a plugin.
 """
 
@@ -46,17 +50,25 @@ def install() -> None:
         _driver.append(importlib.import_module(f"fake_accelerator.{MACHINE}").install())
     if MACHINE == "cpu":
         return
+    DEVICES.extend(_devices_here())
+    if not DEVICES:
+        msg = f"there is no accelerator on the machine {MACHINE!r}"
+        raise pytest.UsageError(msg)
+
+
+def _devices_here() -> list[torch.device]:
     import torch  # not before the fake is in place
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    if accelerator is None:
-        msg = f"there is no accelerator on the machine {MACHINE!r}"
-        raise pytest.UsageError(msg)
-    count = torch.accelerator.device_count()
-    DEVICES.extend(torch.device(accelerator.type, index) for index in range(count))
+    count = torch.accelerator.device_count() if accelerator else 0
+    return [torch.device(accelerator.type, index) for index in range(count)] if accelerator else []
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    global MACHINE  # noqa: PLW0603  # asked for on the command line, which is read after `install`
+    if config.option.markexpr == "accelerator" and "DEVICEKIT_TEST_MACHINE" not in os.environ:
+        DEVICES.extend(_devices_here())
+        MACHINE = "real" if DEVICES else MACHINE
     for line in (
         "accelerator(n=1): needs n accelerator devices, real or fake (asking for dev or dev1 does)",
         "driver: needs a fake driver (asking for the fixture does)",
@@ -64,6 +76,14 @@ def pytest_configure(config: pytest.Config) -> None:
         "machine(*names): for these values of DEVICEKIT_TEST_MACHINE only",
     ):
         config.addinivalue_line("markers", line)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not ask for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        asks = {"dev", "dev1"} & set(getattr(item, "fixturenames", ()))
+        if asks and item.get_closest_marker("accelerator") is None:
+            item.add_marker("accelerator")
 
 
 def pytest_report_header() -> str:

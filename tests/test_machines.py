@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from xml.etree import ElementTree as ET
 
 import machines
 import pytest
+import torch
 from fake_accelerator.build import build, unsupported
 
 CONTRACT = Path(__file__).with_name("contract")
@@ -45,6 +47,27 @@ def test_contract_holds_on(machine: str, tmp_path: Path) -> None:
     if child.returncode:
         pytest.fail(f"on the machine {machine!r}:\n{child.stdout}", pytrace=False)
     assert passed(report) > 0, child.stdout
+
+
+@pytest.mark.machine("cpu")
+def test_asking_for_the_accelerator_skips_what_needs_one_where_there_is_none() -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("there is one")
+    environ = {k: v for k, v in os.environ.items() if k != "DEVICEKIT_TEST_MACHINE"}
+
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-m", "accelerator", str(CONTRACT / "test_loops.py")],
+        cwd=CONTRACT.parents[1],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+
+    assert child.returncode == 0, child.stdout
+    assert "machine: cpu (no accelerator)" in child.stdout
+    assert re.search(r"^=+ 11 skipped", child.stdout, re.MULTILINE), child.stdout
 
 
 @pytest.fixture
