@@ -14,12 +14,13 @@ from typing import Any
 
 import machines
 
-machines.install()
+if __name__ == "__main__":  # pytest reads this file too, for doctests
+    machines.install()
 
-import torch  # noqa: E402
-from torch import distributed, nn  # noqa: E402
+import torch
+from torch import distributed, nn
 
-import devicekit  # noqa: E402
+import devicekit
 
 
 def main(folder: Path) -> None:

@@ -289,3 +289,115 @@ def test_an_output_of_hugging_face_moves_in_both_its_natures(options: Any) -> No
     assert moved.loss is None
     assert list(moved) == ["logits", "states"]
     assert moved.states[1].device.type == "meta"
+
+
+# ---- what an object writes into ------------------------------------------------------------------
+
+
+class Inner:
+    """Holds a tensor, and knows nothing of devices."""
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+
+class Slots:
+    __slots__ = ("rows",)
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+
+class Writes:
+    """Its `.to` writes into what it holds, however deep."""
+
+    def __init__(self, held: Any, write: Any) -> None:
+        self.held = held
+        self.write = write
+
+    def to(self, device: Any) -> Any:
+        self.write(self.held, device)
+        return self
+
+
+def write_object(held: Any, device: Any) -> None:
+    held.x = held.x.to(device)
+
+
+def write_list(held: Any, device: Any) -> None:
+    held[:] = [x.to(device) for x in held]
+
+
+def in_tuple(held: Any, device: Any) -> None:
+    write_list(held[1], device)
+
+
+def in_slots(held: Any, device: Any) -> None:
+    write_list(held.rows, device)
+
+
+def in_object_of_object(held: Any, device: Any) -> None:
+    write_object(held[0]["a"].x, device)
+
+
+def by_their_own_to(held: Any, device: Any) -> None:
+    for part in held:
+        part.to(device)
+
+
+def two_names(held: Any, device: Any) -> None:
+    write_object(held["a"], device)
+    assert held["b"] is held["a"]
+
+
+SHARED = Inner(torch.zeros(1))
+
+WRITTEN = {
+    "an object": (lambda: Inner(torch.zeros(1)), write_object),
+    "a list": (lambda: [torch.zeros(1)], write_list),
+    "a list in a tuple": (lambda: (1, [torch.zeros(1)]), in_tuple),
+    "a list in slots": (lambda: Slots([torch.zeros(1)]), in_slots),
+    "an object in an object": (lambda: [{"a": Inner(Inner(torch.zeros(1)))}], in_object_of_object),
+    "objects that write into themselves": (lambda: [InPlace(torch.zeros(1))], by_their_own_to),
+    "an object with two names": (lambda: {"a": SHARED, "b": SHARED}, two_names),
+    "a dict of Hugging Face's kind": (
+        lambda: collections.UserDict(x=torch.zeros(1)),
+        lambda held, device: held.update(x=held["x"].to(device)),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "write"), WRITTEN.values(), ids=WRITTEN.keys())
+def test_what_a_to_writes_into_is_not_the_callers(make: Any, write: Any) -> None:
+    x = Writes(make(), write)
+    before = snapshot(x.held)
+
+    moved = devicekit.move([x], "meta")[0]
+
+    assert snapshot(x.held) == before
+    assert devicekit.device_of(moved) == torch.device("meta")
+    assert type(moved.held) is type(x.held)
+
+
+@pytest.mark.parametrize(("make", "write"), WRITTEN.values(), ids=WRITTEN.keys())
+def test_a_to_that_fails_after_it_has_written_changes_nothing(make: Any, write: Any) -> None:
+    def fail(held: Any, device: Any) -> None:
+        write(held, device)
+        raise RuntimeError("half way")  # noqa: EM101
+
+    x = Writes(make(), fail)
+    before = snapshot(x.held)
+
+    with pytest.raises(devicekit.MoveError, match="half way"):
+        devicekit.move({"x": x}, "meta")
+
+    assert snapshot(x.held) == before
+
+
+def test_what_holds_no_tensors_is_shared_with_the_copy() -> None:
+    settings = Inner("a text")
+    x = Writes([Inner(torch.zeros(1)), settings], lambda held, d: write_object(held[0], d))
+
+    moved = devicekit.move(x, "meta")
+
+    assert moved.held[1] is settings

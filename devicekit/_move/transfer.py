@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import copy
 import functools
-import inspect
 import warnings
 from typing import Any
 
@@ -15,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import get_worker_info
 
+from devicekit._move.foreign import send_foreign
 from devicekit._move.modules import Relocation, move_module
 from devicekit._move.optimizers import Rewrite, move_optimizer
 from devicekit._move.refusals import reason_of
-from devicekit._tree import Job, path_of, walk
+from devicekit._tree import Job, path_of
 from devicekit.errors import DeviceError, MoveError
 
 __all__ = ["STREAMED", "CarefulTransfer", "Transfer", "explain", "original"]
@@ -77,7 +74,9 @@ class Transfer(Job):
             self.optimizers += (x,)
             self._send_state(x)
             return x
-        return _send_foreign(x, self.device, self.non_blocking)
+        # Asynchronous only where that is safe.
+        flag = self.non_blocking if self.device.type in STREAMED else None
+        return send_foreign(x, self.device, flag)
 
     def _send_state(self, optimizer: Optimizer) -> None:
         self.rewrites += (move_optimizer(optimizer, narrower=self._narrower()),)
@@ -142,86 +141,6 @@ class CarefulTransfer(Transfer):
 @functools.lru_cache(maxsize=64)  # `torch.device.type` makes a new text each time
 def _is_plain(device: torch.device) -> bool:
     return device.type not in (*STREAMED, "mps")
-
-
-def _send_foreign(x: Any, device: torch.device, non_blocking: bool | None) -> Any:
-    """Send an object by its own `.to`, which may return a new object, itself, or nothing.
-
-    It is called on a shallow copy, because many change the object in place (a PyG `Data` does) and
-    the caller's must stay as it is.
-    """
-    before = _tensors_of(x)
-    if before and all(tensor.device == device for tensor in before.values()):
-        return x
-    twin = _shallow_copy(x)
-    new = _call_to(twin, device, non_blocking if device.type in STREAMED else None)
-    if new is None:  # it has moved itself
-        new = twin
-    return x if new is twin and _is_unchanged(x, twin, before) else new
-
-
-def _tensors_of(x: Any) -> dict[int, Tensor]:
-    return {id(leaf): leaf for _, leaf in walk(x, opaque=True) if isinstance(leaf, Tensor)}
-
-
-def _shallow_copy(x: Any) -> Any:
-    if isinstance(x, tuple):  # cannot change itself
-        return x
-    try:
-        twin = copy.copy(x)
-    except Exception:  # whatever its __copy__ or __reduce__ raises: then it moves itself in place
-        return x
-    if not hasattr(type(x), "__copy__"):  # which would know how deep a copy must go
-        with contextlib.suppress(RecursionError):  # it holds itself
-            for name, value in list(getattr(twin, "__dict__", {}).items()):
-                twin.__dict__[name] = _with_own_containers(value)
-    return twin
-
-
-def _is_unchanged(x: Any, twin: Any, before: dict[int, Tensor]) -> bool:
-    """Whether an object's own `.to` had nothing to do to a copy of it."""
-    if _tensors_of(twin).keys() != before.keys():
-        return False
-    states = getattr(x, "__dict__", {}), getattr(twin, "__dict__", {})
-    return states[0].keys() == states[1].keys() and all(
-        old is new or (type(old) is type(new) and (type(old) in _COPIED or _equal(old, new)))
-        for old, new in zip(*(state.values() for state in states), strict=True)
-        if not isinstance(old, Tensor)
-    )
-
-
-def _equal(old: Any, new: Any) -> bool:
-    return isinstance(old, (torch.device, str, int, float)) and bool(old == new)
-
-
-def _with_own_containers(x: Any) -> Any:
-    """Return a value in which an object may replace the items, without another one noticing."""
-    if type(x) is list:
-        return [_with_own_containers(value) for value in x]
-    if type(x) in _COPIED:
-        twin = copy.copy(x)
-        twin.update((key, _with_own_containers(value)) for key, value in x.items())
-        return twin
-    return x
-
-
-_COPIED = (list, dict, collections.OrderedDict, collections.defaultdict)
-
-
-def _call_to(x: Any, device: torch.device, non_blocking: bool | None) -> Any:
-    """Call an object's `.to` once, in the form that its signature shows."""
-    to = type(x).to
-    try:
-        parameters = inspect.signature(to).parameters
-    except (TypeError, ValueError):  # written in C without a signature
-        return to(x, device)
-    kinds = {name: parameter.kind for name, parameter in parameters.items()}
-    options: dict[str, Any] = {}
-    if "non_blocking" in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values():
-        options = {} if non_blocking is None else {"non_blocking": non_blocking}
-    if kinds.get("device") is inspect.Parameter.KEYWORD_ONLY:
-        return to(x, device=device, **options)
-    return to(x, device, **options)
 
 
 def explain(

@@ -4,10 +4,11 @@ from typing import TypeVar
 
 from devicekit._tree import kinds
 from devicekit._tree.rebuild import Job, LeafError, forget_types, rebuild
+from devicekit._tree.twin import twin_of
 from devicekit._tree.walk import path_of, paths_of, walk
 from devicekit._types import Apply
 
-__all__ = ["Job", "LeafError", "path_of", "paths_of", "rebuild", "register", "walk"]
+__all__ = ["Job", "LeafError", "path_of", "paths_of", "rebuild", "register", "twin_of", "walk"]
 
 _T = TypeVar("_T")
 

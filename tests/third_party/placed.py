@@ -11,11 +11,12 @@ from typing import Any
 
 import machines
 
-machines.install()
+if __name__ == "__main__":  # pytest reads this file too, for doctests
+    machines.install()
 
-import torch  # noqa: E402
+import torch
 
-import devicekit  # noqa: E402
+import devicekit
 
 
 def by_accelerate(device: torch.device) -> torch.device:
