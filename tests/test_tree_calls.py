@@ -6,6 +6,7 @@ import argparse
 import collections
 import dataclasses
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -332,3 +333,15 @@ def test_an_iterator_is_refused_because_a_move_would_use_it_up(kind: str) -> Non
 def test_an_index_of_numpy_is_a_device_and_no_batch() -> None:
     with pytest.raises(devicekit.DeviceUnavailableError, match="current accelerator"):
         devicekit.move(torch.nn.Linear(1, 1), np.int64(0))
+
+
+def test_a_weak_proxy_is_refused_because_it_only_stands_for_an_object() -> None:
+    model = torch.nn.Linear(1, 1)
+
+    for options in ({}, {"skip_keys": ["x"]}):
+        with pytest.raises(devicekit.MoveError, match="pass the object itself"):
+            devicekit.move(weakref.proxy(model), "meta", **options)
+
+    assert model.weight.device.type == "cpu"
+    batch = torch.ones(1)
+    assert devicekit.move(weakref.proxy(model), batch) is batch

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import datetime
+import enum
 import functools
 from typing import Any
 
@@ -401,3 +403,35 @@ def test_what_holds_no_tensors_is_shared_with_the_copy() -> None:
     moved = devicekit.move(x, "meta")
 
     assert moved.held[1] is settings
+
+
+# ---- single values -------------------------------------------------------------------------------
+
+
+class Unit(enum.Enum):
+    METER = 1
+
+    def to(self, other: Any) -> Any:
+        raise AssertionError
+
+
+class Length(float):
+    def to(self, unit: str) -> Any:
+        raise AssertionError
+
+
+class Moment(datetime.datetime):
+    def to(self, zone: str) -> Any:
+        raise AssertionError
+
+
+class Name(str):
+    def to(self, language: str) -> Any:
+        raise AssertionError
+
+
+@pytest.mark.parametrize("x", [Unit.METER, Length(1), Moment.min, Name("name")], ids=repr)
+def test_a_single_value_with_a_to_passes_through(x: Any, options: Any) -> None:
+    moved = devicekit.move({"t": torch.zeros(1), "x": [x]}, "meta", **options)
+
+    assert moved["x"][0] is x

@@ -267,3 +267,24 @@ def test_apply_must_return_something(options: Any) -> None:
 
     with pytest.raises(devicekit.MoveError, match="registered for Graph returned None"):
         devicekit.move([Graph([torch.zeros(1)], 0)], "meta", **options)
+
+
+@pytest.mark.parametrize(
+    ("cls", "apply", "message"),
+    [
+        (torch.zeros(1), lambda x, fn: x, "expected a class, such as Tensor"),
+        ("Graph", lambda x, fn: x, "expected a class, such as str"),
+        (
+            dict,
+            None,
+            r"register\(dict, \.\.\.\) was given None: expected a function apply\(x, fn\)",
+        ),
+    ],
+)
+def test_register_refuses_what_is_no_class_and_no_function(
+    cls: Any, apply: Any, message: str
+) -> None:
+    with pytest.raises(TypeError, match=message):
+        devicekit.register(cls, apply)
+
+    assert devicekit.move({"x": "text"}, "meta") == {"x": "text"}

@@ -68,6 +68,17 @@ def _keyword(x: Any = None) -> None:
     """Something to bind arguments to."""
 
 
+def _begun(tensor: Tensor) -> Iterator[int]:
+    def generator() -> Iterator[int]:
+        held = [tensor]
+        yield len(held)
+        yield held[0].dim()
+
+    begun = generator()
+    next(begun)
+    return begun
+
+
 UNKNOWN = {
     "object": lambda t: Unknown(x=t),
     "object in which it is deep": lambda t: Unknown(x=Unknown(y=[{"z": (t,)}])),
@@ -82,6 +93,15 @@ UNKNOWN = {
     "optimizer": lambda t: Unknown(opt=torch.optim.SGD([t], 0.1)),
     "distribution": lambda t: torch.distributions.Normal(t, 1.0),
     "object with its own to inside": lambda t: Unknown(x=Sent(t)),
+    "exception": lambda t: ValueError("text", t),
+    "iterator": lambda t: iter([t]),
+    "iterator of a dict": lambda t: iter({"x": t}.items()),
+    "map": lambda t: map(abs, [t]),
+    "zip": lambda t: zip([t], [1], strict=True),
+    "chain": lambda t: itertools.chain([1], [t]),
+    "generator": lambda t: (x for x in [t]),
+    "generator that has begun": _begun,
+    "cycle": lambda t: itertools.cycle([t]),
 }
 
 
@@ -126,7 +146,7 @@ def test_a_module_that_moved_is_moved_back_when_strict() -> None:
 
 @pytest.mark.parametrize("name", list(UNKNOWN))
 def test_an_unknown_object_is_not_named_where_its_tensors_are(name: str, options: Any) -> None:
-    x = UNKNOWN[name](torch.zeros(1))
+    x = [UNKNOWN[name](torch.zeros(1))]
 
     assert devicekit.move(x, "cpu:0", strict=True, **options) is x
 

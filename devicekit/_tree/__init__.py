@@ -21,6 +21,9 @@ def register(cls: type[_T], apply: Apply[_T], /) -> None:
         apply: `apply(obj, fn)` returns an object like `obj` in which each part is `fn(part)`. It
             must not change `obj`. A part may be a tensor or any structure.
 
+    Raises:
+        TypeError: `cls` is no class, or `apply` cannot be called.
+
     Examples:
         >>> import devicekit, torch
         >>> class Graph:
@@ -30,5 +33,13 @@ def register(cls: type[_T], apply: Apply[_T], /) -> None:
         >>> devicekit.move(Graph(torch.ones(2), torch.ones(3)), "meta").edges.device
         device(type='meta')
     """
+    if not isinstance(cls, type):
+        msg = f"register() was given {cls!r} first: expected a class, such as {type(cls).__name__}."
+        raise TypeError(msg)
+    if not callable(apply):
+        msg = (
+            f"register({cls.__name__}, ...) was given {apply!r}: expected a function apply(x, fn)."
+        )
+        raise TypeError(msg)
     kinds.register(cls, apply)
     forget_types()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import datetime
 import enum
 import functools
 import gc
@@ -41,6 +42,7 @@ __all__ = [
     "Kind",
     "all_in_dict",
     "is_atom",
+    "is_opaque",
     "kind_of",
     "moves_itself",
     "name_of",
@@ -111,11 +113,17 @@ def moves_itself(cls: type) -> bool:
     """Return whether objects of a class move as a whole: by their own `.to`, or by torch's rules.
 
     A `UserDict` is not: the `.to` of Hugging Face's `BatchEncoding` changes the caller's batch in
-    place.
+    place. Nor is a single value, such as a number with a unit, whose `.to` means something else.
     """
     if issubclass(cls, (torch.nn.Module, torch.optim.Optimizer)):
         return True
-    return callable(getattr(cls, "to", None)) and not issubclass(cls, collections.UserDict)
+    return callable(getattr(cls, "to", None)) and not issubclass(cls, _VALUES)
+
+
+_VALUES = (
+    *(collections.UserDict, enum.Enum, str, bytes, bytearray, int, float, complex),
+    *(datetime.date, datetime.time, datetime.timedelta),
+)
 
 
 # ---- items ---------------------------------------------------------------------------------------
@@ -257,12 +265,23 @@ _NO_CONTAINERS = (
 def is_atom(cls: type) -> bool:
     """Return whether an object of this class holds no tensors that anybody could expect to move.
 
-    Numbers, texts, arrays, types, modules, functions: whatever has no attributes of its own, or is
-    code.
+    Numbers, texts, arrays, types, modules, functions: whatever holds nothing that Python knows of,
+    or is code.
     """
-    if issubclass(cls, _ATOMS):
-        return True
-    return not issubclass(cls, (functools.partial, abc.MappingView)) and not has_state(cls)
+    return issubclass(cls, _ATOMS) or not (has_state(cls) or is_opaque(cls))
+
+
+def is_opaque(cls: type) -> bool:
+    """Return whether objects of a class hold others and have no attributes to see them by.
+
+    As iterators do, and other classes written in C. Python's garbage collector sees what they hold.
+    """
+    if has_state(cls) or any("__call__" in base.__dict__ for base in cls.__mro__):
+        return False  # a method of a tensor is code, and no holder of it
+    return bool(cls.__flags__ & _HAVE_GC)
+
+
+_HAVE_GC = 1 << 14  # Py_TPFLAGS_HAVE_GC
 
 
 _ATOMS = (
@@ -271,7 +290,7 @@ _ATOMS = (
     types.FunctionType,
     types.BuiltinFunctionType,
     types.MethodType,
-    types.GeneratorType,
+    slice,
     enum.Enum,
     logging.Logger,
     threading.Thread,
@@ -308,4 +327,6 @@ def parts_of(x: Any) -> Parts:
         return [(Attribute("args"), x.args), (Attribute("keywords"), x.keywords), *state_of(x)]
     if isinstance(x, abc.MappingView):
         return enumerate(list(x))  # type: ignore[call-overload]
+    if isinstance(x, BaseException):
+        return [(Attribute("args"), x.args), *state_of(x)]
     return state_of(x)

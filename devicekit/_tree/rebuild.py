@@ -9,6 +9,7 @@ or that share so much that walking every path would not end, and calls that leav
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
@@ -122,12 +123,13 @@ def rebuild(x: Any, job: Job, depth: int = 0) -> Any:
     """
     handler = _handler_of(type(x))
     if handler is None:
-        if hasattr(type(x), "__next__"):
-            msg = "a move would use up an iterator; make a list of it, or use prefetch()"
+        if issubclass(type(x), weakref.ProxyTypes):
+            msg = "a weak proxy only stands for an object; pass the object itself"
             raise LeafError(x) from TypeError(msg)
         return x
     try:
-        return untangled(x, job) if job.skip else handler(x, job, depth)
+        thorough = job.skip and handler is not _stranger
+        return untangled(x, job) if thorough else handler(x, job, depth)
     except NOT_FAST:
         return untangled(x, job)
 
@@ -315,6 +317,9 @@ def _registered(x: Any, job: Job, depth: int) -> Any:
 
 
 def _stranger(x: Any, job: Job, depth: int) -> Any:
+    if depth == 0 and hasattr(type(x), "__next__"):  # it is all that there is to move
+        msg = "a move would use up an iterator; make a list of it, or use prefetch()"
+        raise LeafError(x) from TypeError(msg)
     if holds_tensors(x, job.device):
         job.strangers += (x,)
         job.remarks = True
@@ -342,7 +347,8 @@ def _handler(cls: type) -> Handler | None:
         return _registered
     if issubclass(cls, Tensor):
         return _tensor
-    if issubclass(cls, type):  # a class may have a `.to` that its objects have
+    # A class may have a `.to` that its objects have. What is held weakly is not theirs.
+    if issubclass(cls, (type, *weakref.ProxyTypes)):
         return None
     if moves_itself(cls):
         return send_whole

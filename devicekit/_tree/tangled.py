@@ -100,7 +100,7 @@ def _survey(
             raise LeafError(x) from RuntimeError(_HOLDS_ITSELF)
         try:
             if kind is None and not by_apply:
-                new = handler(x, job, 0)
+                new = handler(x, job, 1)
                 if new is not x:
                     memo[id(x)] = new
                 continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, MappingView
 from itertools import chain
 from typing import Any
 
@@ -12,7 +13,15 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from devicekit._tree.kinds import is_atom, kind_of, moves_itself, name_of, parts_of, registered
+from devicekit._tree.kinds import (
+    is_atom,
+    is_opaque,
+    kind_of,
+    moves_itself,
+    name_of,
+    parts_of,
+    registered,
+)
 from devicekit._tree.state import Attribute, Storage
 
 __all__ = ["holds_tensors", "path_of", "paths_of", "walk"]
@@ -149,6 +158,9 @@ def _tensors_of(x: Any) -> Iterable[Tensor]:
 
 
 def _parts_of_interest(x: Any) -> Iterable[Any]:
-    if type(x) in (list, tuple, set, frozenset) and _SCALARS.issuperset(map(type, x)):
+    cls = type(x)
+    if cls in (list, tuple, set, frozenset) and _SCALARS.issuperset(map(type, x)):
         return ()  # a million labels are read in C
+    if is_opaque(cls) and not _is_known(cls) and not issubclass(cls, MappingView):
+        return gc.get_referents(x)  # asking an iterator would use it up
     return (part for _, part in parts_of(x) if type(part) not in _SCALARS)
