@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, TypeVar, overload
 
 import torch
@@ -189,9 +189,9 @@ def move(
             moved = untangled(x, job)
         if moved is not x:
             job.finish()
-        if strict and job.strangers:
-            message, path = _left_behind(x, job)
-            raise MoveError(message, path=path, target=target)
+        if strict and job.remarks:
+            for message, path in _left_behind(x, job):
+                raise MoveError(message, path=path, target=target)
     except LeafError as error:
         job.undo()
         raise explain(error.__cause__, error.leaf, x, target) from original(error.__cause__)
@@ -241,27 +241,33 @@ def _no_model_and_batch(model: Any, batch: Any) -> DeviceError:
     return InvalidDeviceError(msg)
 
 
-def _left_behind(x: Any, job: Transfer) -> tuple[str, str]:
-    """Return what to say of objects that nothing is known about, and the path of the first."""
+def _left_behind(x: Any, job: Transfer) -> Iterator[tuple[str, str]]:
+    """Yield what to say of objects that nothing is known about, with the path of the first."""
     strangers = list({id(stranger): stranger for stranger in job.strangers}.values())
-    paths = paths_of(strangers[:_MAX_NAMED], x, "batch")
-    more = len(strangers) - len(paths)
-    named = ", ".join(paths) + (f" and {more} more" if more else "")
-    kinds = ", ".join(sorted({type(stranger).__name__ for stranger in strangers}))
-    verbs = "holds tensors and was" if len(strangers) == 1 else "hold tensors and were"
-    return (
-        f"{named} ({kinds}) {verbs} not moved to {job.device}: move() does not know the type. "
-        f"Give it a .to(device) method, or call devicekit.register().",
-        paths[0],
-    )
+    if strangers:
+        paths = paths_of(strangers[:_MAX_NAMED], x, "batch")
+        kinds = ", ".join(sorted({type(stranger).__name__ for stranger in strangers}))
+        yield _not_moved(paths, len(strangers), f" ({kinds})", f"to {job.device}"), paths[0]
+    paths = [path for rewrite in job.rewrites for path in rewrite.left]
+    if paths:
+        yield _not_moved(paths[:_MAX_NAMED], len(paths), "", "to its parameter"), paths[0]
 
 
 _MAX_NAMED = 5
 
 
+def _not_moved(paths: Sequence[str], number: int, kinds: str, where: str) -> str:
+    named = ", ".join(paths) + (f" and {number - len(paths)} more" if number > len(paths) else "")
+    verbs = "holds tensors and was" if number == 1 else "hold tensors and were"
+    return (
+        f"{named}{kinds} {verbs} not moved {where}: move() does not know the type. "
+        f"Give it a .to(device) method, or call devicekit.register()."
+    )
+
+
 def _warn_of_what_stayed(x: Any, job: Transfer) -> None:
-    if job.strangers:
-        warnings.warn(_left_behind(x, job)[0], stacklevel=3)
+    for message, _ in _left_behind(x, job):
+        warnings.warn(message, stacklevel=3)
     for relocation in job.relocations:
         module = relocation.module
         names = [

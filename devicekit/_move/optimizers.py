@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from devicekit._move.contents import Narrower
+from devicekit._move.foreign import send_foreign
 from devicekit._move.refusals import reason_of
 from devicekit._tree import Job, LeafError, path_of, rebuild
 from devicekit._types import CPU
@@ -23,10 +24,12 @@ class Rewrite:
 
     Attributes:
         entries: Each dict and key with what stood there.
+        left: The paths of objects that hold tensors elsewhere, and that nothing is known about.
     """
 
     def __init__(self) -> None:
         self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
+        self.left: list[str] = []
 
     def undo(self) -> None:
         """Put back what stood there."""
@@ -52,10 +55,12 @@ def move_optimizer(optimizer: Optimizer, *, narrower: Narrower | None = None) ->
     for path, table, key, device in _entries(optimizer):
         entries[path] = table, key
         places.setdefault(device, {})[path] = table[key]
+    rewrite = Rewrite()
     news: dict[str, Any] = {}
     for device, values in places.items():
-        news |= _sent(values, device, narrower)
-    rewrite = Rewrite()
+        job = _StateJob(device, narrower)
+        news |= _sent(values, job)
+        rewrite.left += (_path_in(values, stranger) for stranger in job.strangers)
     for path, new in news.items():
         table, key = entries[path]
         if new is not table[key]:
@@ -101,27 +106,36 @@ class _StateJob(Job):
         dtype = self._narrower.get(tensor.dtype)
         return tensor.to(self.device) if dtype is None else tensor.to(dtype).to(self.device)
 
+    def send_object(self, x: Any) -> Any:
+        """Send an object by its own `.to`; what is a model or an optimizer is not state."""
+        if isinstance(x, (nn.Module, Optimizer)):
+            return x
+        return send_foreign(x, self.device, None)
 
-def _sent(
-    values: dict[str, Any], device: torch.device, narrower: Narrower | None
-) -> dict[str, Any]:
+
+def _sent(values: dict[str, Any], job: _StateJob) -> dict[str, Any]:
     """Return all that goes to one device, sent at once: what two states share stays shared."""
     try:
-        sent: dict[str, Any] = rebuild(values, _StateJob(device, narrower))
+        sent: dict[str, Any] = rebuild(values, job)
     except LeafError as error:
-        raise _failure(error, values, device) from error.__cause__
+        raise _failure(error, values, job.device) from error.__cause__
     return sent
 
 
-def _failure(error: LeafError, values: dict[str, Any], device: torch.device) -> MoveError:
-    where = next(
+def _path_in(values: dict[str, Any], leaf: object) -> str:
+    """Return the path at which something stands in the values, which stand at paths themselves."""
+    return next(
         (
             path + inner
             for path, value in values.items()
-            if (inner := path_of(error.leaf, value, "")) or value is error.leaf
+            if (inner := path_of(leaf, value, "")) or value is leaf
         ),
         "optimizer",
     )
+
+
+def _failure(error: LeafError, values: dict[str, Any], device: torch.device) -> MoveError:
+    where = _path_in(values, error.leaf)
     reason = reason_of(error.__cause__)
     msg = f"{where} could not be moved to {device}, and the optimizer is as it was: {reason}."
     return MoveError(msg, path=where.removeprefix("optimizer."), target=device)

@@ -80,6 +80,7 @@ class Transfer(Job):
 
     def _send_state(self, optimizer: Optimizer) -> None:
         self.rewrites += (move_optimizer(optimizer, narrower=self._narrower()),)
+        self.remarks = True
 
     def _narrower(self) -> dict[torch.dtype, torch.dtype] | None:
         return _NARROWER if self.downcast else None

@@ -419,3 +419,48 @@ def test_a_container_that_fails_in_the_state_is_named_with_its_cause(dev: torch.
         move([model, optimizer], dev)
 
     assert model.weight.device.type == "cpu"
+
+
+class Moments:
+    """What an optimizer of somebody else keeps for a parameter."""
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.x = x
+
+
+class MovingMoments(Moments):
+    def to(self, device: torch.device) -> MovingMoments:
+        return MovingMoments(self.x.to(device))
+
+
+def with_state(dev: torch.device, state: object) -> Optimizer:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.state[model.weight]["moments"] = state
+    move(model, dev)
+    return optimizer
+
+
+@pytest.mark.accelerator
+def test_state_with_a_to_of_its_own_is_sent_by_it(dev: torch.device) -> None:
+    moments = MovingMoments(torch.ones(1))
+    optimizer = with_state(dev, [moments])
+
+    move(optimizer)
+
+    (moved,) = next(iter(optimizer.state.values()))["moments"]
+    assert moved.x.device == dev
+    assert moments.x.device == CPU
+
+
+@pytest.mark.accelerator
+def test_state_of_an_unknown_type_is_named(dev: torch.device) -> None:
+    optimizer = with_state(dev, [Moments(torch.ones(1))])
+
+    with pytest.warns(UserWarning, match=r"^optimizer\.state\[0\]\['moments'\]\[0\] holds") as seen:
+        move([optimizer], CPU)
+    with pytest.raises(MoveError, match="does not know the type") as caught:
+        move(optimizer, strict=True)
+
+    assert seen[0].filename == __file__
+    assert caught.value.path == "optimizer.state[0]['moments'][0]"
