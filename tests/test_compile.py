@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from anatomy import anatomy
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.nn.utils.rnn import pack_sequence
@@ -29,6 +30,34 @@ class Sample:
 class FrozenSample:
     image: Any
     label: int = 3
+
+
+class Tagged(dict[str, Any]):
+    """Its `__init__` takes something else than the items."""
+
+    def __init__(self, tag: str, **items: Any) -> None:
+        super().__init__(items)
+        self.tag = tag
+
+
+class TaggedInOrder(collections.OrderedDict[str, Any]):
+    """As an output of Hugging Face: each item is an attribute as well."""
+
+    def __init__(self, tag: str, **items: Any) -> None:
+        super().__init__(items)
+        self.__dict__.update(items, tag=tag)
+
+
+class TaggedUserDict(collections.UserDict[str, Any]):
+    def __init__(self, tag: str, **items: Any) -> None:
+        super().__init__(items)
+        self.tag = tag
+
+
+class TaggedDefault(collections.defaultdict[str, Any]):
+    def __init__(self, tag: str, **items: Any) -> None:
+        super().__init__(list, items)
+        self.tag = tag
 
 
 class Model(nn.Module):
@@ -103,6 +132,40 @@ def test_what_dynamo_traces_takes_a_model_or_nothing_for_a_device() -> None:
     assert move_traced(devicekit.move, (nn.Linear(1, 1), "cpu")).weight.device.type == "cpu"
     with pytest.raises(devicekit.NoDeviceError, match="The model holds no tensor"):
         move_traced(devicekit.move, (nn.ReLU(), batch))
+
+
+def with_attribute(x: Any) -> Any:
+    x.tag = "mine"
+    return x
+
+
+EXTRAS = {
+    "dict": lambda x: Tagged("mine", x=x),
+    "ordered dict": lambda x: TaggedInOrder("mine", x=x),
+    "user dict": lambda x: TaggedUserDict("mine", x=x),
+    "dataclass": lambda x: with_attribute(Sample(x)),
+}
+
+
+@pytest.mark.parametrize("make", EXTRAS.values(), ids=EXTRAS.keys())
+def test_what_a_container_carries_beside_its_items_comes_along(make: Any) -> None:
+    moved = compiled(lambda x: devicekit.move(x, "meta"))(make(torch.ones(1)))
+
+    assert moved.tag == "mine"
+    assert anatomy(moved) == anatomy(devicekit.move(make(torch.ones(1)), "meta"))
+
+
+def test_subclasses_of_defaultdict_and_registered_types_keep_what_they_are() -> None:
+    class Pair(Sample):
+        pass
+
+    devicekit.register(Pair, lambda x, fn: Pair(fn(x.image), x.label + 1))
+    function = torch.compile(lambda x: devicekit.move(x, "meta"), backend="eager")
+
+    tagged, pair = function([TaggedDefault("mine", x=torch.ones(1)), Pair(torch.ones(1))])
+
+    assert (tagged.tag, tagged.default_factory, tagged["x"].device.type) == ("mine", list, "meta")
+    assert (pair.label, pair.image.device.type) == (4, "meta")
 
 
 @dataclasses.dataclass

@@ -100,8 +100,7 @@ def move(
     `.to` of their own are sent by it. Texts, numbers, arrays, types and functions pass through.
 
     Under `torch.compile` it becomes a part of the graph. Calls with options break the graph, and so
-    do containers that tracing would change: deques, dataclasses with a `__post_init__`, unknown
-    types.
+    do containers that tracing would change: deques, registered and unknown types.
 
     A module moves in place and is returned, and so does an optimizer, whose state goes to its
     parameters. It is checked first and put back if anything fails. Parameters and buffers keep
