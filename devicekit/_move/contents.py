@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["Narrower", "Origin", "can_be_assigned", "is_plain", "origin_of", "put_back", "relocate"]
+__all__ = [
+    "Narrower",
+    "Origin",
+    "can_be_assigned",
+    "is_plain",
+    "memory_of",
+    "origin_of",
+    "put_back",
+    "relocate",
+]
 
 Narrower = Mapping[torch.dtype, torch.dtype]
 
@@ -26,6 +35,7 @@ class Origin(NamedTuple):
         grad: Its gradient.
         device: Where it was.
         contents: What it and its gradient held, kept only where the way back loses something.
+        first: The tensor that was moved before it and whose memory is its own as well, or None.
     """
 
     name: str
@@ -33,6 +43,7 @@ class Origin(NamedTuple):
     grad: Tensor | None
     device: torch.device
     contents: tuple[Tensor, Tensor | None] | None = None
+    first: Tensor | None = None
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -60,13 +71,27 @@ def _are_alike(source: torch.device, target: torch.device) -> bool:
     return can(*probes)
 
 
-def origin_of(name: str, tensor: Tensor, device: torch.device, narrower: Narrower) -> Origin:
+def memory_of(tensor: Tensor) -> Hashable | None:
+    """Return what is equal for tensors that are the same memory, or None for what has no one."""
+    if tensor.layout is not torch.strided or is_lazy(tensor) or not tensor.numel():
+        return None
+    part = tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype
+    return tensor.untyped_storage()._cdata, *part
+
+
+def origin_of(
+    name: str,
+    tensor: Tensor,
+    device: torch.device,
+    narrower: Narrower,
+    first: Tensor | None = None,
+) -> Origin:
     """Return where a tensor is, before it goes to a device."""
     grad = tensor.grad if tensor.is_leaf else None
-    if device.type != "meta" and tensor.dtype not in narrower:
-        return Origin(name, tensor, grad, tensor.device)
-    contents = tensor.data, None if grad is None else grad.data
-    return Origin(name, tensor, grad, tensor.device, contents)
+    contents = None
+    if device.type == "meta" or tensor.dtype in narrower:
+        contents = tensor.data, None if grad is None else grad.data
+    return Origin(name, tensor, grad, tensor.device, contents, first)
 
 
 def relocate(origin: Origin, device: torch.device, narrower: Narrower) -> None:
@@ -75,7 +100,7 @@ def relocate(origin: Origin, device: torch.device, narrower: Narrower) -> None:
     Everything is copied before anything is replaced, so that it happens as a whole or not at all.
     """
     tensor, grad = origin.tensor, origin.grad
-    data = _copied(tensor, device, narrower)
+    data = _copied(tensor if origin.first is None else origin.first, device, narrower)
     grad_data = None if grad is None else _copied(grad, device, narrower)
     _replace(tensor, grad, data, grad_data)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from devicekit._move.contents import (
     Origin,
     can_be_assigned,
     is_plain,
+    memory_of,
     origin_of,
     put_back,
     relocate,
@@ -56,6 +57,8 @@ class Relocation:
                 if now.get(key) is not held[key]:
                     registry[key] = held[key]
         stuck: list[str] = []
+        # What has its memory from another one comes after that.
+        self.origins.sort(key=lambda origin: origin.first is None)
         while self.origins:
             origin = self.origins.pop()
             try:
@@ -90,8 +93,8 @@ def move_module(
         relocation.registries = list(_registries(module))
         ours, theirs = _divide(module, away, device)
         refuse(module, away, device, ours=ours, narrower=narrower)
-        for name, tensor in ours.items():
-            relocation.origins.append(origin_of(name, tensor, device, narrow))
+        for name, tensor, first in _by_memory(ours):
+            relocation.origins.append(origin_of(name, tensor, device, narrow, first))
             relocate(relocation.origins[-1], device, narrow)
         for name, tensor in theirs.items():
             relocation.origins.append(origin_of(name, tensor, device, narrow))
@@ -183,6 +186,19 @@ def _divide(
         plain = is_plain(tensor) and (id(tensor) not in scripted or can_be_assigned(tensor, device))
         (ours if plain else theirs)[name] = tensor
     return ours, theirs
+
+
+def _by_memory(tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Yield tensors by name; after each those that are the same memory, and then it as well.
+
+    They go together, so that whatever fails, none of them is left with memory of its own.
+    """
+    groups: dict[Hashable, list[tuple[str, Tensor]]] = {}
+    for name, tensor in tensors.items():
+        groups.setdefault(memory_of(tensor) or name, []).append((name, tensor))
+    for (name, first), *others in groups.values():
+        yield name, first, None
+        yield from ((name, tensor, first) for name, tensor in others)
 
 
 def _keep_identities(relocation: Relocation, device: torch.device) -> None:

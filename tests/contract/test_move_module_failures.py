@@ -339,3 +339,16 @@ def test_a_downcast_that_fails_is_undone(dev: torch.device, driver: Driver) -> N
 
         before.check()
         assert module.weight.dtype == torch.float64
+
+
+def test_parameters_of_the_same_memory_are_it_again(dev: torch.device, driver: Driver) -> None:
+    module = nn.ParameterList([torch.ones(3), torch.ones(2)])
+    module.append(nn.Parameter(module[0].data))
+    module.append(nn.Parameter(module[1].data))
+
+    steps = fail_everywhere(module, dev, driver)
+
+    assert steps >= 2
+    for first, second in ((0, 2), (1, 3)):
+        storages = [module[i].untyped_storage()._cdata for i in (first, second)]
+        assert storages[0] == storages[1]

@@ -81,6 +81,40 @@ def test_tied_parameters_stay_tied(dev: torch.device, driver: Driver) -> None:
     assert counted["h2d"] == 1
 
 
+class TwoNames(nn.Module):
+    """Two parameters, and two buffers, of the same memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3, 2))
+        self.same = nn.Parameter(self.weight.data)
+        self.turned = nn.Parameter(self.weight.data.T)  # another view of it comes apart
+        self.register_buffer("table", torch.ones(3))
+        self.register_buffer("again", self.table.detach())
+
+
+def are_one(x: torch.Tensor, y: torch.Tensor) -> bool:
+    return x.untyped_storage()._cdata == y.untyped_storage()._cdata
+
+
+def test_parameters_of_the_same_memory_stay_it(dev: torch.device) -> None:
+    model = TwoNames()
+    objects = [*model.parameters(), *model.buffers()]
+
+    move(model, dev)
+
+    now = [*model.parameters(), *model.buffers()]
+    assert all(a is b for a, b in zip(now, objects, strict=True))
+    assert are_one(model.weight, model.same)
+    assert are_one(model.table, model.again)
+    with torch.no_grad():
+        model.weight.fill_(7)
+    assert model.same.sum().item() == 42
+    move(model, "cpu")
+    assert are_one(model.weight, model.same)
+    assert model.same.device.type == "cpu"
+
+
 def test_tied_buffers_stay_tied(dev: torch.device) -> None:
     module = nn.BatchNorm1d(3)
     module.register_buffer("copy", module.running_mean)
