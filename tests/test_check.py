@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -423,3 +424,36 @@ def test_a_hook_that_declares_nothing_is_passed_over() -> None:
 def test_data_in_the_place_of_the_model_is_refused(model: object) -> None:
     with pytest.raises(devicekit.InvalidDeviceError, match=r"Write check\(model, batch\)"):
         devicekit.check(model, torch.nn.Linear(1, 1))
+
+
+# ---- what only looks like a module ---------------------------------------------------------------
+
+
+class NotSetUp(nn.Module):
+    def __init__(self) -> None:  # does not call super().__init__()
+        pass
+
+    def __call__(self, *args: Any) -> Any:
+        return args
+
+
+@pytest.mark.parametrize("make", [NotSetUp, lambda: Mock(spec=nn.Module)], ids=["bare", "mock"])
+def test_a_module_that_is_not_set_up_holds_nothing(make: Any) -> None:
+    model = make()
+
+    assert str(devicekit.inspect(model)).endswith("holds no tensor.")
+    assert devicekit.device_of(model, None) is None
+    devicekit.check(model, torch.ones(1))
+    with pytest.raises(devicekit.NoDeviceError, match="Name one: move"):
+        devicekit.move(model, torch.ones(1))
+
+
+def test_inside_vmap_everything_is_read() -> None:
+    model = nn.Linear(1, 1)
+
+    def read(x: Tensor) -> Tensor:
+        assert devicekit.inspect({"x": x}).device == devicekit.device_of(x)
+        devicekit.check(model, x)
+        return devicekit.move(model, x)
+
+    assert torch.func.vmap(read)(torch.ones(3, 1)).shape == (3, 1)

@@ -345,3 +345,21 @@ def test_a_weak_proxy_is_refused_because_it_only_stands_for_an_object() -> None:
     assert model.weight.device.type == "cpu"
     batch = torch.ones(1)
     assert devicekit.move(weakref.proxy(model), batch) is batch
+
+
+@pytest.mark.parametrize("names", [1, [1], [["x"]], ("x", None)], ids=repr)
+def test_skip_keys_are_names(names: Any) -> None:
+    with pytest.raises(TypeError, match="expected the names of keys and attributes"):
+        devicekit.move({"x": torch.ones(1)}, "meta", skip_keys=names)
+
+
+def test_an_object_that_lets_nobody_look_into_it_passes_through() -> None:
+    class Closed:
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError
+
+    x = Closed()
+
+    assert devicekit.move([x, torch.ones(1)], "meta")[0] is x
+    assert devicekit.device_of(x, None) is None

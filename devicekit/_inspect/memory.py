@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-__all__ = ["blocks_of"]
+__all__ = ["block_of", "blocks_of"]
 
 Block = tuple[int, int]
 
@@ -44,9 +44,13 @@ def blocks_of(tensor: Tensor) -> Iterator[Block]:
             if isinstance(part, Tensor):  # a DTensor has its device mesh among them
                 yield from blocks_of(part)
         return
+    yield block_of(tensor)
+
+
+def block_of(tensor: Tensor) -> Block:
+    """Return the one block of a tensor that has one."""
     try:
         storage = tensor.untyped_storage()
-    except (RuntimeError, NotImplementedError):  # opaque, as those of MKL-DNN are
-        yield id(tensor), tensor.numel() * tensor.element_size()
-    else:
-        yield storage._cdata, storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # opaque: of MKL-DNN, or inside `vmap`
+        return id(tensor), tensor.numel() * tensor.element_size()
+    return storage._cdata, storage.nbytes()

@@ -73,7 +73,7 @@ _INNER = ("_orig_mod", "_fsdp_wrapped_module", "_forward_module", "module")
 def _layers(model: object) -> Iterator[object]:
     """Yield a model and, from the outside in, what is wrapped by those that pass all inputs on."""
     yield model
-    while isinstance(model, nn.Module):
+    while isinstance(model, nn.Module) and hasattr(model, "_modules"):
         inner = next((model._modules[name] for name in _INNER if name in model._modules), None)
         kinds = {parameter.kind for parameter in _parameters(type(model).forward)[1:]}
         if inner is None or not kinds <= _VARIADIC:
@@ -94,7 +94,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _brings_inputs(layer: object) -> bool:
     """Return whether a module is given its inputs where it is, by a hook or by itself."""
-    if not isinstance(layer, nn.Module):
+    if not isinstance(layer, nn.Module) or not hasattr(layer, "_modules"):
         return False
     if isinstance(layer, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         return bool(layer.device_ids)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from devicekit._inspect.device import moves_itself
 from devicekit._inspect.hooks import Rule, rule_of
-from devicekit._inspect.memory import blocks_of
+from devicekit._inspect.memory import block_of, blocks_of
 from devicekit._inspect.strays import attribute_names, attributes_of
 from devicekit._tree import walk
 from devicekit._types import CPU
@@ -107,6 +107,8 @@ class Survey:
         stack = [(root, module)]
         while stack:
             path, module = stack.pop()
+            if not hasattr(module, "_parameters"):  # `super().__init__()` was not called in its own
+                continue
             first = self._met.setdefault(id(module), path)
             if first is not path:
                 self._again(first, path, module)
@@ -148,9 +150,8 @@ class Survey:
         cls = type(tensor)
         plain = cls is nn.Parameter or cls is Tensor
         if plain and tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            block = storage._cdata
-            nbytes = 0 if block in self._blocks else storage.nbytes()
+            block, storage_bytes = block_of(tensor)
+            nbytes = 0 if block in self._blocks else storage_bytes
             owner = self._blocks.setdefault(block, place)
             if owner != place and role == "parameter" and _is_same(tensor, self.held[owner].tensor):
                 self.same.setdefault(self.held[owner].path, []).append(path)

@@ -129,6 +129,7 @@ def move(
             move.
         NoDeviceError: A batch was given for a model that holds no tensor.
         MoveError: Something could not be moved; `path` says what. Nothing has changed.
+        TypeError: `skip_keys` holds something that is no name.
 
     Warns:
         UserWarning: Something that holds tensors was left behind; it is named.
@@ -162,7 +163,7 @@ def move(
     if kind is _Device or (kind is not dict and _names_device(where)):
         target = _HOSTS.get(where) or checked_device(where)
         handler = HANDLERS.get(cls)
-        if (handler is None or handler is send_whole) and isinstance(x, Optimizer):
+        if (handler is None or handler is send_whole) and issubclass(cls, Optimizer):
             raise InvalidDeviceError(_NO_PLACE_OF_ITS_OWN.format(where))
     elif where is _NOWHERE:
         target, handler = auto(), HANDLERS.get(cls)
@@ -175,7 +176,7 @@ def move(
         job = Transfer()
         job.device = target
     else:
-        skip = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys)
+        skip = _names(skip_keys)
         job = CarefulTransfer(target, non_blocking=non_blocking, skip=skip, downcast=downcast)
         handler = rebuild if skip else handler
     try:
@@ -211,6 +212,20 @@ def _names_device(x: Any) -> bool:
     return isinstance(x, (str, int)) or (
         hasattr(type(x), "__index__") and not isinstance(x, Tensor)
     )
+
+
+def _names(skip_keys: Any) -> frozenset[str]:
+    try:
+        names = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())
+    except TypeError:
+        names = frozenset([None])
+    if not all(isinstance(name, str) for name in names):
+        msg = (
+            f"skip_keys is {reprlib.repr(skip_keys)}: expected the names of keys and attributes, "
+            f"such as skip_keys=('labels',)."
+        )
+        raise TypeError(msg)
+    return names
 
 
 _NO_PLACE_OF_ITS_OWN = (

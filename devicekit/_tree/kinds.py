@@ -310,7 +310,8 @@ def name_of(key: Any, container: Any) -> str | None:
 
 def parts_of(x: Any) -> Parts:
     """Return the parts of any object with their keys, to look for tensors in them."""
-    apply = registered(type(x))
+    cls = type(x)
+    apply = registered(cls)
     if apply is not None:
         found: list[Any] = []
 
@@ -320,13 +321,13 @@ def parts_of(x: Any) -> Parts:
 
         apply(x, look)
         return enumerate(found)
-    kind = kind_of(type(x))
+    kind = kind_of(cls)
     if kind is not None:
         return kind.parts(x)
-    if isinstance(x, functools.partial):
+    if issubclass(cls, functools.partial):
         return [(Attribute("args"), x.args), (Attribute("keywords"), x.keywords), *state_of(x)]
-    if isinstance(x, abc.MappingView):
-        return enumerate(list(x))  # type: ignore[call-overload]
-    if isinstance(x, BaseException):
+    if issubclass(cls, abc.MappingView):
+        return enumerate(list(x))
+    if issubclass(cls, BaseException):
         return [(Attribute("args"), x.args), *state_of(x)]
     return state_of(x)

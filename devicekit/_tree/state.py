@@ -102,7 +102,10 @@ def builtin_base(cls: type[Any]) -> Any:
 
 
 def _dict_state(x: object) -> Iterator[tuple[Attribute, Any]]:
-    state = getattr(x, "__dict__", None)
+    try:
+        state = getattr(x, "__dict__", None)
+    except Exception:  # a property of its own; what is behind it nobody can know
+        return
     if not isinstance(state, dict) or state is x:  # a dict may be its own `__dict__`
         return
     storage = next((name for base, name in _STORAGE if isinstance(x, base)), None)
