@@ -10,8 +10,10 @@ import sys
 from collections.abc import Sequence
 
 from devicekit._backends import current_machine
-from devicekit._device.spelling import parse
+from devicekit._device.refusal import why_unknown
+from devicekit._device.spelling import meant, parse, shown
 from devicekit._diagnose import Diagnosis, diagnose
+from devicekit._diagnose.render import redacted
 from devicekit.errors import InvalidDeviceError
 
 
@@ -75,14 +77,18 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _required(text: str) -> tuple[str, int | None]:
-    try:
+    with contextlib.suppress(InvalidDeviceError):
         device_type, index = parse(text)
-    except InvalidDeviceError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if device_type is None or device_type == "meta":
-        msg = f"{text!r} is no device that can be missing: expected cuda, cuda:1, mps, cpu ..."
-        raise argparse.ArgumentTypeError(msg)
-    return device_type, index
+        if device_type is not None and device_type != "meta":
+            return device_type, index
+    hint = meant(text)
+    msg = (
+        f"{shown(text)} is no device that can be missing: expected a type, and an index if it "
+        "matters, such as cuda, cuda:1, xpu, mps or cpu."
+    )
+    if hint not in (None, "auto", "meta"):
+        msg += f" Did you mean {hint!r}?"
+    raise argparse.ArgumentTypeError(msg)
 
 
 def _written(device_type: str, index: int | None) -> str:
@@ -104,12 +110,16 @@ def _why(diagnosis: Diagnosis, device_type: str, index: int | None) -> str:
     if index is not None and any(info.usable for info in there) and index >= len(there):
         number = f"{len(there)} {device_type} device{'' if len(there) == 1 else 's'}"
         return f"This process sees {number}, numbered from 0."
+    for name, error in facts.failed:
+        if name in (device_type, "the types of accelerators"):
+            return f"The question for it ended in an error: {redacted(error).rstrip('.')}."
     for finding in diagnosis.to_dict()["findings"]:
         concerns = finding["about"] == device_type and finding["code"] != "count-disagrees"
         if concerns or (finding["about"] == "" and finding["severity"] == "error"):
             return str(finding["cause"])
     if facts.accelerator(device_type) is None:
-        return f"This build of torch ({facts.build.torch}) has no {device_type!r}."
+        cause = why_unknown(device_type, facts.build.torch)
+        return f"{cause[0].upper()}{cause[1:]}."
     return f"No usable {device_type} device is found here."
 
 

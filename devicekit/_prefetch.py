@@ -9,13 +9,15 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
+from devicekit._backends import pretended
 from devicekit._device import device as checked_device
+from devicekit._device.spelling import shown
 from devicekit._inspect import device_of
 from devicekit._move import move
 from devicekit._move.transfer import STREAMED
 from devicekit._tree import walk
 from devicekit._types import DeviceLike
-from devicekit.errors import InvalidDeviceError
+from devicekit.errors import InvalidDeviceError, MoveError
 
 __all__ = ["Prefetcher", "prefetch"]
 
@@ -33,9 +35,13 @@ def prefetch(
     and the memory of a batch is not reused before that stream is done with it. On other devices
     the batches are moved one by one, as by `move`. Nothing runs in another thread.
 
+    A loader that fills the same buffers again for every batch must not be prefetched: the batches
+    ahead would be overwritten before they are used. Call `move` in the loop, with
+    `non_blocking=False` where the buffers are pinned.
+
     Args:
-        loader: What to iterate: a `DataLoader`, a list of batches, anything iterable. Each pass
-            iterates it anew.
+        loader: What to iterate: a `DataLoader`, a list of batches, anything iterable but a text.
+            Each pass iterates it anew.
         where: A device, or the model whose inputs the batches are; it is asked again at each pass.
         depth: How many batches to move ahead of the one in use, one or more.
 
@@ -44,7 +50,8 @@ def prefetch(
         where its batch would have come.
 
     Raises:
-        InvalidDeviceError: `where` is neither a model nor a device.
+        TypeError: `loader` cannot be iterated.
+        InvalidDeviceError: `where` is neither a model nor a device, or the model comes first.
         DeviceUnavailableError: The device does not exist here.
         ValueError: `depth` is less than 1.
 
@@ -63,6 +70,13 @@ def _is_count(depth: object) -> bool:
     return isinstance(depth, int) and not isinstance(depth, bool) and depth >= 1
 
 
+def _is_loader(loader: object) -> bool:
+    """Return whether it can be iterated; the letters of a text are no batches."""
+    if isinstance(loader, (str, bytes)):
+        return False
+    return isinstance(loader, Iterable) or hasattr(type(loader), "__getitem__")
+
+
 class Prefetcher(Generic[_T]):
     """What `prefetch` returns."""
 
@@ -73,6 +87,12 @@ class Prefetcher(Generic[_T]):
         if isinstance(loader, nn.Module):
             msg = "the loader comes first: write prefetch(loader, model), and not the reverse."
             raise InvalidDeviceError(msg)
+        if not _is_loader(loader):
+            msg = (
+                f"{shown(loader)} is no loader: expected a DataLoader, a list of batches or "
+                f"anything else that gives batches when iterated. Write prefetch(loader, model)."
+            )
+            raise TypeError(msg)
         self._loader = loader
         self._where = where if isinstance(where, nn.Module) else checked_device(where)
         self._depth = depth
@@ -117,7 +137,7 @@ class Prefetcher(Generic[_T]):
         module = torch.get_device_module(device.type)
         stream = self._streams.get(device)
         if stream is None:
-            stream = self._streams[device] = module.Stream(device)
+            stream = self._streams[device] = _new_stream(device)
         try:
             source = next(batches)
             with module.stream(stream):
@@ -142,6 +162,19 @@ class Prefetcher(Generic[_T]):
                 except (NotImplementedError, RuntimeError):  # sparse, nested or quantized
                     recorded = False
         return recorded
+
+
+def _new_stream(device: torch.device) -> Any:
+    try:
+        return torch.get_device_module(device.type).Stream(device)
+    except RuntimeError as error:
+        if pretended() is None:
+            raise
+        msg = (
+            f"The batches could not be moved to {device}: it is a device of fake_devices(), where "
+            f"no tensor can be made. Iterate on a device that is here, such as 'cpu'."
+        )
+        raise MoveError(msg, target=device) from error
 
 
 class _Sent(Generic[_T]):

@@ -6,9 +6,11 @@ pytest.
 
 from __future__ import annotations
 
+import operator
 import os
+import re
 from collections import ChainMap
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -79,8 +81,10 @@ def fake_devices(
             `os.environ`.
 
     Raises:
+        TypeError: An argument is of another kind than described.
         ValueError: A sequence does not have one value for each device, a memory is no amount of
-            memory, a number of devices is not possible, or there are GPUs of both NVIDIA and AMD.
+            memory, a version is none, a number of devices is not possible, or there are GPUs of
+            both NVIDIA and AMD.
 
     Examples:
         >>> import devicekit
@@ -94,21 +98,16 @@ def fake_devices(
     if cuda is not None and rocm is not None:
         msg = "cuda and rocm are both given: a build of torch has one of them."
         raise ValueError(msg)
-    counts = {
-        "cuda": cuda if rocm is None else rocm,
-        "xpu": xpu,
-        "mps": mps,
-        "mtia": mtia,
-        "hpu": hpu,
-    }
-    _check_counts(counts)
-    number = sum(count or 0 for count in counts.values())
-    pair = isinstance(capability, tuple) and all(isinstance(part, int) for part in capability)
+    counts = _counted(
+        {"cuda" if rocm is None else "rocm": cuda if rocm is None else rocm}
+        | {"xpu": xpu, "mps": mps, "mtia": mtia, "hpu": hpu}
+    )
+    number = sum(counts.values())
     facts = zip(
-        _each("names", names, number),
-        _each("total_memory", total_memory, number),
-        _each("free_memory", free_memory, number),
-        _each("capability", [capability] * number if pair else capability, number),
+        _each("names", names, number, _is_text, "a text"),
+        _each("total_memory", total_memory, number, _is_size, _SIZE),
+        _each("free_memory", free_memory, number, _is_size, _SIZE),
+        _each("capability", capability, number, _is_pair, "a pair such as (9, 0)"),
         strict=True,
     )
     gpus = [
@@ -123,30 +122,53 @@ def fake_devices(
         for i, (name, total, free, capable) in enumerate(facts)
     ]
     machine = _FakeMachine(
-        gpus={t: [gpus.pop(0) for _ in range(n)] for t, n in counts.items() if n is not None},
+        gpus={t: [gpus.pop(0) for _ in range(n)] for t, n in counts.items()},
         rocm=rocm is not None,
-        build=build,
-        driver=driver,
-        architectures=tuple(
-            architectures.split() if isinstance(architectures, str) else architectures
-        ),
-        environ={name: str(value) for name, value in (environ or {}).items()},
+        build=_version("build", build),
+        driver=_version("driver", driver),
+        architectures=_architecture_names(architectures),
+        environ=_variables({} if environ is None else environ),
     )
     with pretend(machine):
         yield
 
 
-def _check_counts(counts: Mapping[str, int | None]) -> None:
-    for device_type, count in counts.items():
+# ---- arguments -----------------------------------------------------------------------------------
+
+_SIZE = "a number of bytes or a text such as '8GiB'"
+
+
+def _counted(counts: Mapping[str, Any]) -> dict[str, int]:
+    """Return how many devices there are of each type that the build has."""
+    counted: dict[str, int] = {}
+    for argument, given in counts.items():
+        if given is None:
+            continue
+        number: Any = None if isinstance(given, bool) else given  # a truth counts as 1 otherwise
+        try:
+            count = operator.index(number)
+        except TypeError:
+            msg = f"{argument} is {given!r}: expected how many devices there are, or None."
+            raise TypeError(msg) from None
+        device_type = "cuda" if argument == "rocm" else argument
         most = 1 if device_type == "mps" else 128  # torch keeps an index in a signed byte
-        if count is not None and not 0 <= count <= most:
+        if not 0 <= count <= most:
             msg = f"{count} devices of type {device_type}: expected a number from 0 to {most}."
             raise ValueError(msg)
+        counted[device_type] = count
+    return counted
 
 
-def _each(argument: str, value: Any, number: int) -> list[Any]:
+def _each(
+    argument: str, given: Any, number: int, is_one: Callable[[object], bool], expected: str
+) -> list[Any]:
     """Return one value for each device, of one for all or of as many as there are devices."""
-    values = [value] * number if isinstance(value, (str, int)) else list(value)
+    if is_one(given):
+        return [given] * number
+    values = list(given) if isinstance(given, Iterable) and not _is_text(given) else [None]
+    if not all(map(is_one, values)):
+        msg = f"{argument} is {given!r}: expected {expected}, or one for each device."
+        raise TypeError(msg)
     if len(values) != number:
         msg = (
             f"{argument} has {len(values)} values for {number} devices: "
@@ -154,6 +176,51 @@ def _each(argument: str, value: Any, number: int) -> list[Any]:
         )
         raise ValueError(msg)
     return values
+
+
+def _is_text(given: object) -> bool:
+    return isinstance(given, str)
+
+
+def _is_size(given: object) -> bool:
+    return isinstance(given, (str, int))
+
+
+def _is_pair(given: object) -> bool:
+    return isinstance(given, tuple) and [isinstance(part, int) for part in given] == [True, True]
+
+
+def _version(argument: str, given: Any) -> str | None:
+    if given is None:
+        return None
+    is_text = isinstance(given, str)
+    if not is_text or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})*(-\w+)?", given):
+        msg = f"{argument} is {given!r}: expected a version such as '13.0', or None."
+        raise ValueError(msg) if is_text else TypeError(msg)
+    return str(given)
+
+
+def _architecture_names(given: Any) -> tuple[str, ...]:
+    names: Any = given.split() if isinstance(given, str) else given
+    if not isinstance(names, Iterable) or not all(map(_is_text, names)):
+        msg = f"architectures is {given!r}: expected texts such as ('sm_80', 'sm_90')."
+        raise TypeError(msg)
+    return tuple(names)
+
+
+def _variables(given: Any) -> dict[str, str]:
+    if not isinstance(given, Mapping) or not all(
+        _is_text(name) and _is_size(value) for name, value in given.items()
+    ):
+        msg = (
+            f"environ is {given!r}: expected a mapping of names to texts, such as "
+            f"{{'LOCAL_RANK': '1'}}."
+        )
+        raise TypeError(msg)
+    return {name: str(value) for name, value in given.items()}
+
+
+# ---- the machine ---------------------------------------------------------------------------------
 
 
 class _FakeMachine(Machine):
@@ -183,7 +250,7 @@ class _FakeMachine(Machine):
     def accelerator(self, device_type: str) -> Accelerator:
         cuda = device_type == "cuda"
         platform = "rocm" if cuda and self._rocm else device_type
-        title = {"cuda": "CUDA", "rocm": "ROCm"}.get(platform, label(platform))
+        title = "ROCm" if platform == "rocm" else label(platform)
         present = self._gpus.get(device_type, ())
         left = visible(platform, self.environ, [gpu.uuid for gpu in present])
         seen = [present[i] for i in left]
@@ -231,8 +298,8 @@ class _FakeMachine(Machine):
         }
         known = None
         if nvidia and self._driver is not None:
-            major, _, minor = self._driver.partition(".")
-            known = Driver(version=None, cuda=(int(major), int(minor or 0)), gpus=nvidia)
+            major, minor = (*map(int, re.findall("[0-9]+", self._driver)), 0)[:2]
+            known = Driver(version=None, cuda=(major, minor), gpus=nvidia)
         return Survey(pci=tuple((v, n) for v, n in sorted(found.items()) if n), driver=known)
 
     def starts(self, device_type: str) -> tuple[bool, str]:
@@ -249,7 +316,8 @@ class _FakeMachine(Machine):
         if device_type == "cuda" and not self._rocm:
             if self._driver is None:
                 return "no driver"
-            if present and int(self._driver.split(".")[0]) < int(str(self._build).split(".")[0]):
+            major, built = (int(re.split(r"\D", str(v))[0]) for v in (self._driver, self._build))
+            if present and major < built:
                 return "driver too old"
         if present and not seen:
             return "hidden by a visibility variable"

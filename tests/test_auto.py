@@ -67,6 +67,7 @@ def chosen(**options: Any) -> str:
         ("cuda:1", "cuda:1"),
         ("meta", "meta"),
         ("auto", "cuda:1"),
+        ("", "cuda:1"),  # what `DEVICEKIT_DEVICE= python ...` means to those who write it
     ],
 )
 def test_the_variable_decides(value: str, expected: str) -> None:
@@ -86,7 +87,7 @@ def test_the_variable_stands_before_everything_else() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ("", devicekit.InvalidDeviceError, "'' is not a device"),
+        (" ", devicekit.InvalidDeviceError, "' ' is not a device"),
         ("gpu", devicekit.InvalidDeviceError, "expected the kind of GPU"),
         ("CUDA", devicekit.InvalidDeviceError, "Did you mean 'cuda'"),
         ("0", devicekit.InvalidDeviceError, "Did you mean 'cuda:0'"),
@@ -256,6 +257,11 @@ def test_min_free(min_free: Any, expected: str | None) -> None:
             assert chosen(min_free=min_free) == expected
 
 
+def test_min_free_may_have_more_digits_than_python_prints() -> None:
+    with FakeBox(TWINS, pynvml=True):
+        assert chosen(min_free=10**5000) == "cpu"
+
+
 def test_a_device_in_use_with_too_little_memory_is_passed_over() -> None:
     with FakeBox([GPU(free=10, reserved=1), GPU(free=70)], pynvml=True):
         torch.cuda.init()
@@ -354,7 +360,7 @@ def test_a_rank_whose_device_cannot_be_used() -> None:
 def test_a_rank_whose_device_has_too_little_memory() -> None:
     with (
         FakeBox(TWINS, pynvml=True, env={"LOCAL_RANK": "0"}),
-        pytest.raises(devicekit.DeviceUnavailableError, match=r"bytes free of the 21474836480 wan"),
+        pytest.raises(devicekit.DeviceUnavailableError, match=r"10.0 GiB free of the 20.0 GiB wan"),
     ):
         devicekit.auto(min_free="20GiB")
 
@@ -611,14 +617,14 @@ def test_the_first_of_two_threads_decides_for_both(caplog: pytest.LogCaptureFixt
         pytest.param(
             FakeBox(TWINS, pynvml=True),
             {},
-            "cuda:1: the most free memory of 2 CUDA devices (75161927680 bytes)",
+            "cuda:1: the most free memory of 2 CUDA devices (70.0 GiB)",
             id="memory",
         ),
         pytest.param(
             FakeBox(TWINS, pynvml=True),
             {"min_free": "20GiB"},
             "cuda:1: the only usable CUDA device "
-            "(passed over: cuda:0, 10737418240 bytes free of the 21474836480 wanted)",
+            "(passed over: cuda:0, 10.0 GiB free of the 20.0 GiB wanted)",
             id="min-free",
         ),
         pytest.param(
@@ -812,4 +818,4 @@ def test_the_cpu_is_explained_by_what_was_wanted() -> None:
         roomy = decide(min_free="8GiB")
 
     assert preferred.reason == "no usable accelerator among those preferred (xpu)"
-    assert roomy.reason == "no usable accelerator with 8589934592 bytes free"
+    assert roomy.reason == "no usable accelerator with 8.0 GiB free"

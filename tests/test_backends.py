@@ -40,7 +40,7 @@ from devicekit._backends import (
     visibility,
 )
 from devicekit._backends.machine import Machine
-from devicekit._backends.memory import parse_size
+from devicekit._backends.memory import format_size, parse_size
 from devicekit._backends.visibility import VARIABLES
 from devicekit._device.checking import _FOUND
 
@@ -502,6 +502,26 @@ def test_sizes(size: int | str | None, expected: int) -> None:
 def test_what_is_no_size(size: Any) -> None:
     with pytest.raises(ValueError, match="is not an amount of memory: expected a number of bytes"):
         parse_size(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1_500_000_000, "1.4 GiB"),
+        (8 << 30, "8.0 GiB"),
+        (80 << 30, "80.0 GiB"),
+        (500 << 30, "500 GiB"),
+        (3 << 39, "1.5 TiB"),
+        (1 << 60, "1048576 TiB"),
+        pytest.param((1 << 60) + 1, "over 1 EiB", id="larger"),
+        pytest.param(10**5000, "over 1 EiB", id="far larger"),
+    ],
+)
+def test_sizes_as_people_read_them(size: int, text: str) -> None:
+    assert format_size(size) == text
 
 
 # ---- the CPU -------------------------------------------------------------------------------------

@@ -23,12 +23,15 @@ from fakebox import CUDA_UNKNOWN_ERROR, GPU, FakeBox
 import devicekit
 from devicekit import __main__ as command
 from devicekit._backends import this_machine
+from devicekit._backends.machine import Machine
 from devicekit._device.checking import _FOUND
 from devicekit.testing import fake_devices
 
 ON_A_MACHINE_WITHOUT_GPU = pytest.mark.skipif(
     torch.accelerator.current_accelerator() is not None, reason="for a build for the CPU only"
 )
+
+TORCH = torch.__version__.partition("+")[0]
 
 # The documented schema: see `Diagnosis.to_dict`.
 TEXT, NUMBER, TRUTH, NONE = str, int, bool, type(None)
@@ -122,7 +125,10 @@ def test_require_cuda_exits_with_1_and_says_what_is_missing(tmp_path: Path) -> N
 
     assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
-    assert last.startswith("cuda is required, and cannot be used here. This build of torch")
+    assert last == (
+        "cuda is required, and cannot be used here. "
+        f"This build of torch ({torch.__version__}) has no CUDA."
+    )
 
 
 def test_require_cpu_exits_with_0(tmp_path: Path) -> None:
@@ -147,14 +153,39 @@ def test_version(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("required", "message"),
-    [("gpu", "'gpu' is not a device"), ("3", "'3' is not"), ("meta", "'meta' is no device")],
+    ("required", "hint"),
+    [
+        ("gpu", ""),
+        ("3", ""),
+        ("meta", ""),
+        ("auto", ""),
+        ("AUTO", ""),
+        ("", ""),
+        ("cuda,cpu", ""),
+        ("100%d", ""),
+        ("CUDA", " Did you mean 'cuda'?"),
+        ("cuda0", " Did you mean 'cuda:0'?"),
+    ],
 )
-def test_a_device_that_is_none_is_refused(required: str, message: str, tmp_path: Path) -> None:
-    done = run("--require", required, cwd=tmp_path)
+def test_a_device_that_cannot_be_missing_is_refused(
+    required: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with fake_devices(), pytest.raises(SystemExit, match="2"):
+        command.main(["--require", required])
 
-    assert done.returncode == 2
-    assert message in done.stderr
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines()[-1] == (
+        f"devicekit: error: argument --require: {required!r} is no device that can be missing: "
+        f"expected a type, and an index if it matters, such as cuda, cuda:1, xpu, mps or cpu.{hint}"
+    )
+
+
+def test_arguments_that_are_wrong_exit_with_2(tmp_path: Path) -> None:
+    done = run("--require", "auto", cwd=tmp_path)
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "'auto' is no device that can be missing" in done.stderr
 
 
 def test_tells_nothing_private(tmp_path: Path) -> None:
@@ -269,6 +300,33 @@ def test_color_is_for_a_terminal_that_wants_it(
             1,
             "xpu is required, and cannot be used here. No usable xpu device is found here.",
         ),
+        (
+            "npu:1",
+            {},
+            1,
+            "npu:1 is required, and cannot be used here. The plugin torch_npu is not imported.",
+        ),
+        (
+            "mps",
+            {},
+            1,
+            "mps is required, and cannot be used here. "
+            f"This build of torch ({TORCH}+cpu) has no MPS, which is for the GPUs of Apple.",
+        ),
+        (
+            "cuda",
+            {"mps": 1},
+            1,
+            "cuda is required, and cannot be used here. "
+            f"This build of torch ({TORCH}+cpu) has no CUDA.",
+        ),
+        (
+            "opencl",
+            {"cuda": 1},
+            1,
+            "opencl is required, and cannot be used here. Torch has no more than the name of this "
+            "type, and no device of it in any release.",
+        ),
     ],
 )
 def test_require(
@@ -282,6 +340,26 @@ def test_require(
         assert command.main(["--require", required]) == status
 
     assert capsys.readouterr().out.splitlines()[-1] == last
+
+
+@pytest.mark.parametrize("asked", ["accelerator", "accelerator_types"])
+def test_require_tells_of_a_question_that_failed(
+    asked: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object) -> None:
+        msg = "/home/ann.example/plugin is broken."
+        raise OSError(msg)
+
+    monkeypatch.setattr(Machine, asked, fail)
+
+    with FakeBox(xpu=[GPU()]):
+        assert command.main(["--require", "npu"]) == 1
+        assert command.main(["--require", "xpu"]) == 1
+
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "xpu is required, and cannot be used here. The question for it ended in an error: "
+        "OSError: ~/plugin is broken."
+    )
 
 
 def test_require_in_json(capsys: pytest.CaptureFixture[str]) -> None:

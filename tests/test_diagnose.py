@@ -1056,7 +1056,7 @@ PAGES: dict[str, tuple[FakeBox, str]] = {
 {HEAD}
 torch      2.13.0+cu128, built for CUDA 12.8
 driver     NVIDIA 570.124.06, CUDA up to 12.8
-auto()     cuda:1: the most free memory of 2 CUDA devices (75161927680 bytes)
+auto()     cuda:1: the most free memory of 2 CUDA devices (70.0 GiB)
 
 Nothing is wrong.
 

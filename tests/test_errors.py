@@ -216,6 +216,22 @@ UNAVAILABLE = [
     ),
     pytest.param(
         FakeBox(built="cpu"),
+        "mps",
+        "'mps' is not available: this build of torch (2.99.0) has no MPS, which is for "
+        "the GPUs of Apple. Here: cpu (CPU). On a Mac, install a build of torch for "
+        "macOS; elsewhere call devicekit.auto().",
+        id="mps-elsewhere",
+    ),
+    pytest.param(
+        FakeBox(built="cpu"),
+        "opencl",
+        "'opencl' is not available: torch has no more than the name of this type, and "
+        "no device of it in any release. Here: cpu (CPU). Call devicekit.auto() for "
+        "the best device here.",
+        id="unused-type",
+    ),
+    pytest.param(
+        FakeBox(built="cpu"),
         "cpu:1",
         "'cpu:1' is not available: there is one cpu device, and it has no number. Write 'cpu'.",
         id="cpu-with-index",
@@ -423,9 +439,9 @@ AUTO: list[Any] = [
     pytest.param(
         {"cuda": 2, "free_memory": ["9GiB", "1GiB"], "environ": {"LOCAL_RANK": "1"}},
         {"min_free": "2GiB"},
-        "LOCAL_RANK is 1, but cuda:1 cannot be used (1073741824 bytes free of the "
-        "2147483648 wanted). Start at most 1 process on this machine, and leave cuda:1 "
-        "out of CUDA_VISIBLE_DEVICES.",
+        "LOCAL_RANK is 1, but cuda:1 cannot be used (1.0 GiB free of the 2.0 GiB "
+        "wanted). Start at most 1 process on this machine, and leave cuda:1 out of "
+        "CUDA_VISIBLE_DEVICES.",
         id="rank-without-memory",
     ),
     pytest.param(
@@ -459,6 +475,20 @@ def test_what_device_says_of_no_device(spec: Any, text: str) -> None:
         devicekit.device(spec)
 
     assert str(caught.value) == text
+
+
+@pytest.mark.usefixtures("plain")
+def test_what_device_says_of_a_bare_number_where_there_is_no_accelerator() -> None:
+    with (
+        FakeBox(built="cpu"),
+        pytest.raises(devicekit.InvalidDeviceError, match="is not a device") as caught,
+    ):
+        devicekit.device("0")
+
+    assert str(caught.value) == (
+        "'0' is not a device: expected a type before the index, and this build of torch (2.99.0) "
+        "has no accelerator. Write 'cpu', or call devicekit.auto()."
+    )
 
 
 @pytest.mark.usefixtures("plain")

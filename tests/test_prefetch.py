@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
 import devicekit
+from devicekit import _prefetch
+from devicekit.testing import fake_devices
 
 
 def batches(number: int = 3) -> list[dict[str, torch.Tensor]]:
@@ -89,3 +92,42 @@ def test_a_model_without_tensors_has_no_place_for_batches() -> None:
 def test_the_loader_comes_first() -> None:
     with pytest.raises(devicekit.InvalidDeviceError, match=r"write prefetch\(loader, model\)"):
         devicekit.prefetch(nn.Linear(1, 1), batches())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "loader", [5, None, torch.device("cpu"), "cpu", b"cpu", nn.Linear, object()], ids=ascii
+)
+def test_what_cannot_be_iterated_is_no_loader(loader: object) -> None:
+    message = r"is no loader: expected a DataLoader.* Write prefetch\(loader, model\)"
+
+    with pytest.raises(TypeError, match=message):
+        devicekit.prefetch(loader, "cpu")  # type: ignore[call-overload]
+
+
+def test_what_is_iterated_by_its_items_is_a_loader() -> None:
+    class Items:
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.ones(2)[index : index + 1].reshape(1)
+
+    with pytest.raises(RuntimeError, match="shape"):  # it has no end but this one
+        list(devicekit.prefetch(Items(), "cpu"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("device_type", ["cuda", "xpu"])
+def test_fake_devices_hold_no_batches(device_type: str) -> None:
+    if torch.get_device_module(device_type).is_available():
+        pytest.skip("a device of this name is real here")
+    with fake_devices(**{device_type: 1}):  # type: ignore[arg-type]
+        loader = devicekit.prefetch(batches(), device_type)
+        message = rf"could not be moved to {device_type}:0: it is a device of fake_devices\(\)"
+        with pytest.raises(devicekit.MoveError, match=message) as caught:
+            next(iter(loader))
+
+        with (
+            mock.patch.object(_prefetch, "pretended", return_value=None),  # it might be real
+            pytest.raises(RuntimeError, match="support"),
+        ):
+            next(iter(loader))
+
+    assert caught.value.target == torch.device(device_type, 0)
+    assert caught.value.__cause__ is not None

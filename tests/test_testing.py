@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -376,6 +377,11 @@ def test_a_task_started_inside_sees_it() -> None:
         ({"rocm": 129}, "129 devices of type cuda: expected a number from 0 to 128"),
         ({"mps": 2}, "2 devices of type mps: expected a number from 0 to 1"),
         ({"cuda": 1, "rocm": 1}, "cuda and rocm are both given"),
+        ({"cuda": 1, "driver": "new"}, "driver is 'new': expected a version such as '13.0', or No"),
+        ({"cuda": 1, "driver": ""}, "driver is '': expected a version"),
+        ({"driver": "13."}, "driver is '13.': expected a version"),
+        ({"build": "cu130"}, "build is 'cu130': expected a version such as '13.0', or None"),
+        ({"cuda": 1, "free_memory": True}, "True is not an amount of memory"),
     ],
     ids=str,
 )
@@ -385,6 +391,67 @@ def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
         pass
 
     assert current_machine() is before
+
+
+COUNT = "expected how many devices there are, or None"
+PAIR = r"expected a pair such as \(9, 0\), or one for each device"
+SIZE = "expected a number of bytes or a text such as '8GiB', or one for each device"
+NAME = "expected a text, or one for each device"
+ARCHITECTURES = r"expected texts such as \('sm_80', 'sm_90'\)"
+ENVIRON = "expected a mapping of names to texts, such as {'LOCAL_RANK': '1'}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cuda": "2"}, f"cuda is '2': {COUNT}"),
+        ({"cuda": 2.0}, f"cuda is 2.0: {COUNT}"),
+        ({"rocm": True}, f"rocm is True: {COUNT}"),
+        ({"mps": False}, f"mps is False: {COUNT}"),
+        ({"hpu": [1]}, rf"hpu is \[1\]: {COUNT}"),
+        ({"cuda": 1, "capability": "8.0"}, f"capability is '8.0': {PAIR}"),
+        ({"cuda": 1, "capability": 8}, f"capability is 8: {PAIR}"),
+        ({"cuda": 1, "capability": 8.0}, f"capability is 8.0: {PAIR}"),
+        ({"cuda": 1, "capability": None}, f"capability is None: {PAIR}"),
+        ({"cuda": 1, "capability": (8,)}, rf"capability is \(8,\): {PAIR}"),
+        ({"cuda": 1, "capability": (8, 0, 0)}, rf"capability is \(8, 0, 0\): {PAIR}"),
+        ({"cuda": 1, "capability": [8, 0]}, rf"capability is \[8, 0\]: {PAIR}"),
+        ({"cuda": 1, "capability": ["8.0"]}, rf"capability is \['8.0'\]: {PAIR}"),
+        ({"cuda": 1, "capability": [(8, 0.0)]}, rf"capability is \[\(8, 0.0\)\]: {PAIR}"),
+        ({"cuda": 1, "names": 3}, f"names is 3: {NAME}"),
+        ({"cuda": 1, "names": [3]}, rf"names is \[3\]: {NAME}"),
+        ({"names": None}, f"names is None: {NAME}"),
+        ({"cuda": 1, "total_memory": None}, f"total_memory is None: {SIZE}"),
+        ({"cuda": 1, "total_memory": [None]}, rf"total_memory is \[None\]: {SIZE}"),
+        ({"cuda": 1, "free_memory": 5.0}, f"free_memory is 5.0: {SIZE}"),
+        ({"cuda": 1, "driver": 13}, "driver is 13: expected a version such as '13.0', or None"),
+        ({"cuda": 1, "build": 13.0}, "build is 13.0: expected a version such as '13.0', or None"),
+        ({"environ": [("A", "b")]}, rf"environ is \[\('A', 'b'\)\]: {ENVIRON}"),
+        ({"environ": "A=b"}, f"environ is 'A=b': {ENVIRON}"),
+        ({"environ": {1: "b"}}, f"environ is {{1: 'b'}}: {ENVIRON}"),
+        ({"environ": {"A": None}}, f"environ is {{'A': None}}: {ENVIRON}"),
+        ({"architectures": 80}, f"architectures is 80: {ARCHITECTURES}"),
+        ({"architectures": [80]}, rf"architectures is \[80\]: {ARCHITECTURES}"),
+        ({"architectures": None}, f"architectures is None: {ARCHITECTURES}"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_wrong_kind(options: dict[str, Any], message: str) -> None:
+    before = current_machine()
+    with pytest.raises(TypeError, match=rf"^{message}\.$"), fake_devices(**options):
+        pass
+
+    assert current_machine() is before
+
+
+def test_numbers_of_numpy_and_versions_of_every_form() -> None:
+    with fake_devices(cuda=np.int64(2), build="13", driver="13.0.1"):
+        assert listed() == ["cuda:0", "cuda:1"]
+        assert devicekit.diagnose().to_dict()["driver"]["cuda"] == "13.0"
+    with fake_devices(cuda=1, driver="13"):
+        assert devicekit.diagnose().to_dict()["driver"]["cuda"] == "13.0"
+    with fake_devices(rocm=1, build="6.2.41133-dd7f95766"):
+        assert listed() == ["cuda:0"]
 
 
 def test_arguments_are_keywords() -> None:

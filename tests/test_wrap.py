@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -268,11 +269,22 @@ def test_what_entry_points_pass_to_each_other_is_no_output_yet() -> None:
     assert model(torch.ones(1))[0][0].device == META
 
 
-@pytest.mark.parametrize("outputs", ["cuda0", "input", 3.5])
-def test_outputs_must_be_a_device(outputs: Any) -> None:
+@pytest.mark.parametrize(
+    ("outputs", "message"),
+    [
+        ("cuda0", r"'cuda0' is not a device. Did you mean 'cuda:0'\?"),
+        ("input", r"^'input' is neither a device nor 'inputs'. Did you mean 'inputs'\?$"),
+        ("Inputs ", r"^'Inputs ' is neither a device nor 'inputs'. Did you mean 'inputs'\?$"),
+        (3.5, "3.5 is not a device but of type float"),
+        (torch.ones(2), "is not a device but of type Tensor"),
+        (torch.ones(2).numpy(), "is not a device but of type ndarray"),
+    ],
+    ids=str,
+)
+def test_outputs_must_be_a_device(outputs: Any, message: str) -> None:
     net = Net()
 
-    with pytest.raises((devicekit.InvalidDeviceError, TypeError), match="device"):
+    with pytest.raises(devicekit.InvalidDeviceError, match=message):
         devicekit.wrap(net, outputs=outputs)
 
     assert not net._forward_pre_hooks
@@ -335,6 +347,11 @@ def test_methods_that_a_model_takes_from_another_are_replaced_too() -> None:
     ("methods", "error", "message"),
     [
         ((), ValueError, "methods is empty"),
+        (None, TypeError, "^methods is None: expected the names of one or more methods that take"),
+        (5, TypeError, "^methods is 5: expected the names"),
+        ((None,), TypeError, r"^methods is \(None,\): expected the names"),
+        (([],), TypeError, r"^methods is \(\[\],\): expected the names"),
+        ([Net.forward], TypeError, r"^methods is \[<function Net.forward.*: expected the names"),
         ("generate", AttributeError, "Net has no method 'generate'"),
         ("training", AttributeError, "Net has no method 'training'"),
         ("__call__", TypeError, "Python looks it up on the class"),
@@ -348,6 +365,43 @@ def test_what_is_no_method_is_refused(methods: Any, error: type[Exception], mess
         devicekit.wrap(net, methods=methods)
 
     assert devicekit.unwrap(net) is net
+
+
+# What is no model
+
+
+class Unfinished(nn.Module):
+    """Its `__init__` does not call that of `nn.Module`."""
+
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            nn.Linear,
+            r"^Linear is a class: expected an object of it. Write wrap\(Linear\(\.\.\.\)\)",
+        ),
+        (None, "^None is no model: expected a module, or an object that holds one"),
+        (5, "^5 is no model"),
+        ("model", "^'model' is no model"),
+        ({"model": 1}, "^{'model': 1} is no model"),
+        (run_python, "^<function run_python at .* is no model"),
+        (Net().forward, "(?s)^<bound method Net.forward of .* is no model"),
+        (Unfinished(), r"^Unfinished has no hooks.* Call super\(\).__init__\(\) in its __init__.$"),
+        (mock.Mock(spec=nn.Module), r"^Mock only looks like a module: .* torch.nn.Identity\(\)"),
+        (mock.Mock(spec=Net()), "^Mock only looks like a module"),
+    ],
+    ids=["class", "none", "int", "str", "dict", "function", "bound", "init", "mock", "mock-net"],
+)
+@pytest.mark.parametrize("methods", ["forward", "generate"])
+def test_what_is_no_model_is_refused(model: Any, message: str, methods: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        devicekit.wrap(model, methods=methods)
+
+    assert devicekit.unwrap(model) is model
 
 
 # Objects that are no modules
@@ -385,6 +439,11 @@ def test_an_object_without_a_module_passes_inputs_on() -> None:
     pipeline = devicekit.wrap(Pipeline(None), methods=("predict",))
 
     assert pipeline(torch.ones(1)).device == CPU
+
+
+def test_an_object_is_wrapped_by_methods_that_are_named() -> None:
+    with pytest.raises(AttributeError, match=r"no method 'forward': .* methods=\("):
+        devicekit.wrap(Pipeline(None))
 
 
 def test_an_object_that_cannot_hold_attributes_is_refused() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["parse_size"]
+__all__ = ["format_size", "parse_size"]
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{infix}B": base**power
@@ -43,3 +43,20 @@ def parse_size(size: int | str | None) -> int:
         raise ValueError(msg)
     whole, _, fraction = match.group(1).partition(".")
     return int(int(whole + fraction) * unit // 10 ** len(fraction))  # exact, unlike a float
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes as people read it.
+
+    Examples:
+        >>> format_size(8 << 30), format_size(1 << 70)
+        ('8.0 GiB', 'over 1 EiB')
+    """
+    if size > 1 << 60:  # on no machine; and a float and a text of an int have an end
+        return "over 1 EiB"
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

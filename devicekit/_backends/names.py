@@ -17,7 +17,7 @@ PLUGINS: Mapping[str, str] = {
 }
 """Device types that come with a package of their own, and the package to import."""
 
-_LABELS = {"xpu": "XPU", "mps": "MPS", "mtia": "MTIA", "hpu": "HPU", "npu": "NPU", "xla": "XLA"}
+_LABELS = {t: t.upper() for t in ("cuda", "xpu", "mps", "mtia", "hpu", "npu", "xla")}
 
 
 def known_accelerators() -> tuple[str, ...]:

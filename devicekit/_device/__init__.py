@@ -81,7 +81,7 @@ def auto(
 
     The first that applies decides:
 
-    1. The environment variable `DEVICEKIT_DEVICE`.
+    1. The environment variable `DEVICEKIT_DEVICE`, unless it is empty.
     2. The accelerator types that torch reports, or those in `prefer`, that have a usable device:
        visible, with a driver that works, of an architecture that this build of torch has kernels
        for.

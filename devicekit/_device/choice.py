@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from devicekit._backends import DeviceInfo, current_machine
-from devicekit._backends.memory import parse_size
+from devicekit._backends.memory import format_size, parse_size
 from devicekit._backends.visibility import VARIABLES
 from devicekit._device.checking import check, forget_unsettled
 from devicekit._device.spelling import parse_type, shown
@@ -67,7 +67,7 @@ def decide(
 
 def _decide(machine: Machine, types: tuple[str, ...] | None, min_free: int) -> Choice:
     requested = machine.environ.get("DEVICEKIT_DEVICE")
-    if requested is None or requested == "auto":
+    if not requested or requested == "auto":  # in a shell, empty is how one unsets it for a command
         return _choose(machine, types, min_free)
     try:
         return Choice(check(requested), f"DEVICEKIT_DEVICE={requested}")
@@ -123,7 +123,7 @@ def _choose(machine: Machine, preferred: Sequence[str] | None, min_free: int) ->
             return Choice(*_by_rank(*rank, accelerator, refused), tuple(passed))
         return Choice(*_most_free(usable, accelerator), tuple(passed))
     wanted = f" among those preferred ({', '.join(types)})" if preferred else ""
-    wanted += f" with {min_free} bytes free" if min_free else ""
+    wanted += f" with {format_size(min_free)} free" if min_free else ""
     return Choice(torch.device("cpu"), f"no usable accelerator{wanted}", tuple(passed))
 
 
@@ -135,7 +135,8 @@ def _refused(accelerator: Accelerator, min_free: int) -> Iterator[tuple[str, str
         if not info.usable:
             yield str(info.device), info.reason or "driver failed"
         elif info.free_memory is not None and info.free_memory < min_free:
-            yield str(info.device), f"{info.free_memory} bytes free of the {min_free} wanted"
+            free, wanted = format_size(info.free_memory), format_size(min_free)
+            yield str(info.device), f"{free} free of the {wanted} wanted"
 
 
 def _by_rank(
@@ -177,7 +178,7 @@ def _most_free(usable: Sequence[DeviceInfo], accelerator: Accelerator) -> tuple[
         return usable[0].device, f"the current {accelerator.label} device; free memory is not known"
     free, best = max(known, key=lambda pair: pair[0])  # of equals the first: the lowest index
     what = f"the most free memory of {len(usable)} {accelerator.label} devices"
-    return best.device, f"{what} ({free} bytes)"
+    return best.device, f"{what} ({format_size(free)})"
 
 
 def _local_rank(environ: Mapping[str, str]) -> tuple[str, int] | None:

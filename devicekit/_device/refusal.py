@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from devicekit._backends import PLUGINS, DeviceInfo
-from devicekit._device.spelling import shown
+from devicekit._backends import PLUGINS, DeviceInfo, needs_plugin
+from devicekit._backends.names import label
+from devicekit._device.spelling import UNUSED_TYPES, shown
 from devicekit._types import Reason
 from devicekit.errors import DeviceUnavailableError
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from devicekit._backends.accelerator import Accelerator
     from devicekit._backends.machine import Machine
 
-__all__ = ["unavailable"]
+__all__ = ["unavailable", "why_unknown"]
 
 
 def unavailable(
@@ -32,6 +33,21 @@ def unavailable(
     )
 
 
+def why_unknown(device_type: str, version: str) -> str:
+    """Return why torch does not know a device type here, in words; asks nothing of the machine.
+
+    Args:
+        device_type: What `parse` has accepted.
+        version: The build of torch.
+    """
+    if needs_plugin(device_type):
+        return f"the plugin {PLUGINS.get(device_type, f'for {device_type}')} is not imported"
+    if device_type in UNUSED_TYPES:
+        return "torch has no more than the name of this type, and no device of it in any release"
+    apple = ", which is for the GPUs of Apple" if device_type == "mps" else ""
+    return f"this build of torch ({version}) has no {label(device_type)}{apple}"
+
+
 def _usable_devices(machine: Machine, known: Accelerator) -> list[DeviceInfo]:
     """Return every device that can be used, the CPU last."""
     found: list[DeviceInfo] = []
@@ -43,31 +59,31 @@ def _usable_devices(machine: Machine, known: Accelerator) -> list[DeviceInfo]:
 
 def _cause(index: int, accelerator: Accelerator) -> tuple[Reason, str]:
     """Return why the device with this index cannot be used, as a reason and in words."""
-    label, detail = accelerator.label, accelerator.detail
+    title, detail = accelerator.label, accelerator.detail
     in_force = " and ".join(f"{name}={shown(value)}" for name, value in accelerator.visibility)
     seen = len(accelerator.devices)
     if index < seen:
         info = accelerator.devices[index]
         return info.reason or "driver failed", _cause_of_one(info, accelerator)
     if seen:
-        count = f"this process sees {seen} {label} device{'s' if seen > 1 else ''}, numbered from 0"
+        count = f"this process sees {seen} {title} device{'s' if seen > 1 else ''}, numbered from 0"
         if in_force and index < seen + (accelerator.hidden or 0):
             return "hidden by a visibility variable", f"{count}, because of {in_force}"
         return "index out of range", f"{count}{f' ({in_force})' if in_force else ''}"
     reason = accelerator.reason or "none visible"
-    plugin = PLUGINS.get(accelerator.type, f"for {accelerator.type}")
+    unknown = why_unknown(accelerator.type, torch.__version__)
     leave = "leaves" if len(accelerator.visibility) == 1 else "leave"
-    maker = "AMD" if label == "ROCm" else "NVIDIA"
+    maker = "AMD" if title == "ROCm" else "NVIDIA"
     words: dict[Reason, str] = {
-        "build without it": f"this build of torch ({torch.__version__}) has no {label}",
-        "plugin not installed": f"the plugin {plugin} is not imported",
+        "build without it": unknown,
+        "plugin not installed": unknown,
         "no driver": f"this machine has no {maker} driver, or this process cannot reach it",
         "driver too old": f"the driver is too old for this build of torch ({accelerator.runtime})",
-        "driver failed": f"{label} did not start",
-        "forked after start": f"this process was forked from one that had started {label}, "
+        "driver failed": f"{title} did not start",
+        "forked after start": f"this process was forked from one that had started {title}, "
         "and cannot use it",
-        "none visible": f"the driver sees no {label} device",
-        "hidden by a visibility variable": f"{in_force} {leave} no {label} device visible",
+        "none visible": f"the driver sees no {title} device",
+        "hidden by a visibility variable": f"{in_force} {leave} no {title} device visible",
     }
     return reason, words[reason] + (f" ({detail.rstrip('.')})" if detail else "")
 
@@ -86,8 +102,7 @@ def _remedy(reason: Reason, accelerator: Accelerator) -> str:
     variable = " and ".join(name for name, _ in accelerator.visibility)
     may_be_hidden = variable and accelerator.hidden is None
     remedies: dict[Reason, str] = {
-        "build without it": f"Install a build of torch with {accelerator.label}, "
-        "or call devicekit.auto().",
+        "build without it": _remedy_of_no_build(accelerator),
         "plugin not installed": "Install and import "
         f"{PLUGINS.get(accelerator.type, 'its package')} first.",
         "no driver": "Install the driver (in a container: start it with its GPUs), "
@@ -109,3 +124,11 @@ def _remedy(reason: Reason, accelerator: Accelerator) -> str:
         "or call devicekit.auto().",
     }
     return remedies.get(reason, "Call devicekit.auto().")
+
+
+def _remedy_of_no_build(accelerator: Accelerator) -> str:
+    if accelerator.type in UNUSED_TYPES:
+        return "Call devicekit.auto() for the best device here."
+    if accelerator.type == "mps":
+        return "On a Mac, install a build of torch for macOS; elsewhere call devicekit.auto()."
+    return f"Install a build of torch with {accelerator.label}, or call devicekit.auto()."

@@ -16,15 +16,14 @@ import torch
 from devicekit._backends import PLUGINS, current_machine, known_accelerators
 from devicekit.errors import InvalidDeviceError
 
-__all__ = ["MAX_INDEX", "parse", "parse_type", "shown"]
+__all__ = ["MAX_INDEX", "UNUSED_TYPES", "meant", "parse", "parse_type", "shown"]
 
 MAX_INDEX = 127
 """The largest index that a `torch.device` can hold."""
 
 _SPELLING = r"([a-z][a-z0-9_]*)(?::(0|[1-9][0-9]*))?"
 
-# Types that torch knows and no backend of today's serves (c10/core/DeviceType.h).
-_UNUSED_TYPES = (
+UNUSED_TYPES = (
     "fpga",
     "ideep",
     "ipu",
@@ -36,6 +35,7 @@ _UNUSED_TYPES = (
     "ve",
     "vulkan",
 )
+"""Types that torch knows and no backend of today's serves (c10/core/DeviceType.h)."""
 
 _ALIASES = {
     "amd": "cuda",
@@ -95,6 +95,27 @@ def parse_type(name: object) -> str:
     raise InvalidDeviceError(msg)
 
 
+def meant(spec: str) -> str | None:
+    """Return what was probably meant: letters, whatever stands between, and a number."""
+    parts = _parts(spec)
+    if parts is None:
+        return None
+    name, number = parts
+    if name in _ANY_TYPE:
+        types = current_machine().accelerator_types()
+        if not types:
+            return None
+        name = types[0]
+    name = _ALIASES.get(name, name)
+    candidates = ("cpu", "meta", *known_accelerators(), *PLUGINS, "auto")
+    if name not in candidates:
+        near = difflib.get_close_matches(name, [*candidates, *_ALIASES], n=1, cutoff=0.7)
+        if not near:
+            return None
+        name = _ALIASES.get(near[0], near[0])
+    return f"{name}:{int(number)}" if number and name not in ("cpu", "meta", "auto") else name
+
+
 def shown(value: object) -> str:
     """Return `repr(value)`, shortened; never raises, whatever the value is."""
     try:
@@ -105,7 +126,7 @@ def shown(value: object) -> str:
 
 
 def _types() -> tuple[str, ...]:
-    return ("cpu", "meta", *known_accelerators(), *PLUGINS, *_UNUSED_TYPES)
+    return ("cpu", "meta", *known_accelerators(), *PLUGINS, *UNUSED_TYPES)
 
 
 def _index(spec: object) -> int | None:
@@ -168,9 +189,15 @@ def _not_a_device(spec: str) -> str:
         return f"{this} is not a device but several: expected one, such as 'cuda:0'."
     if re.search(r"(^|:)\s*-\s*[0-9]", spec):
         return _negative(spec)
-    meant = _meant(spec)
-    if meant is not None:
-        return f"{this} is not a device. Did you mean {meant!r}?"
+    hint = meant(spec)
+    if hint is not None:
+        return f"{this} is not a device. Did you mean {hint!r}?"
+    parts = _parts(spec)
+    if parts is not None and parts[0] in _ANY_TYPE:
+        return (
+            f"{this} is not a device: expected a type before the index, and this build of torch "
+            f"({torch.__version__}) has no accelerator. Write 'cpu', or call devicekit.auto()."
+        )
     return (
         f"{this} is not a device: expected 'cpu', 'cuda', 'xpu', 'mps' or 'meta', with an index "
         f"where there are several ('cuda:1'), or 'auto'. "
@@ -178,23 +205,14 @@ def _not_a_device(spec: str) -> str:
     )
 
 
-def _meant(spec: str) -> str | None:
-    """Return what was probably meant: letters, whatever stands between, and a number."""
+_ANY_TYPE = ("", "gpu", "device")  # what may stand for the accelerator of this machine
+
+
+def _parts(spec: str) -> tuple[str, str] | None:
+    """Return the letters and the number of a text, whatever stands between; None for others."""
     if len(spec) > 40:  # nobody's slip of the pen, and slow to match
         return None
     match = re.fullmatch(r"[\s'\"(]*([A-Za-z_]*?)[\s:=_.\-/@#\[(]*([0-9]*)[\s:\])'\"]*", spec)
-    if match is None:
+    if match is None or not any(match.groups()):
         return None
-    name, number = match.group(1).lower(), match.group(2)
-    if not name and not number:
-        return None
-    if name in ("", "gpu", "device"):
-        name = next(iter(current_machine().accelerator_types()), "cuda")
-    name = _ALIASES.get(name, name)
-    candidates = (*_types(), "auto")
-    if name not in candidates:
-        near = difflib.get_close_matches(name, [*candidates, *_ALIASES], n=1, cutoff=0.7)
-        if not near:
-            return None
-        name = _ALIASES.get(near[0], near[0])
-    return f"{name}:{int(number)}" if number and name not in ("cpu", "meta", "auto") else name
+    return match.group(1).lower(), match.group(2)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
-from devicekit._inspect.text import headline, notes, rows, shortened, size
+from devicekit._backends.memory import format_size
+from devicekit._inspect.text import headline, notes, rows, shortened
 
 if TYPE_CHECKING:
     from devicekit._inspect.report import DeviceReport, Part, Place
@@ -61,7 +62,12 @@ def _bar(place: Place, share: float, colour: str) -> str:
 
 def _parts(parts: Sequence[Part]) -> str:
     body = [
-        [_code(escape(shortened(p.path))), escape(str(p.device)), str(p.tensors), size(p.bytes)]
+        [
+            _code(escape(shortened(p.path))),
+            escape(str(p.device)),
+            str(p.tensors),
+            format_size(p.bytes),
+        ]
         for p in parts[:_MOST]
     ]
     if len(parts) > _MOST:

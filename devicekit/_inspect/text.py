@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from devicekit._backends.memory import format_size
+
 if TYPE_CHECKING:
     from devicekit._inspect.report import DeviceReport, Located
 
-__all__ = ["enumerated", "headline", "notes", "rows", "shortened", "size", "table", "tabulated"]
+__all__ = ["enumerated", "headline", "notes", "rows", "shortened", "table", "tabulated"]
 
 _MOST = 10  # lines of one kind
 _LONGEST = 48  # columns of a path in a table
@@ -117,7 +119,8 @@ def table(report: DeviceReport) -> str:
         parts.append("\n".join(tabulated(_HEADER, rows(report))))
     if report.parts:
         found = [
-            (shortened(p.path), str(p.device), str(p.tensors), size(p.bytes)) for p in report.parts
+            (shortened(p.path), str(p.device), str(p.tensors), format_size(p.bytes))
+            for p in report.parts
         ]
         header = ("sub-module", "device", "tensors", "memory")
         parts.append("\n".join(tabulated(header, _most(found), numbers=(2, 3))))
@@ -138,7 +141,12 @@ def rows(report: DeviceReport) -> list[tuple[str, ...]]:
     for place in report.places:
         numbers = (place.parameters, place.buffers, place.others)
         found.append(
-            (str(place.device), *map(str, numbers), size(place.bytes), _examples(place.examples))
+            (
+                str(place.device),
+                *map(str, numbers),
+                format_size(place.bytes),
+                _examples(place.examples),
+            )
         )
     return list(_most(found))
 
@@ -240,13 +248,3 @@ def shortened(path: str) -> str:
         return path
     half = (_LONGEST - 3) // 2
     return f"{path[:half]}...{path[-half:]}"
-
-
-def size(nbytes: int) -> str:
-    """Return a number of bytes as people read it: `"1.5 MiB"`."""
-    value, unit = float(nbytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"

@@ -33,7 +33,7 @@ def register(cls: type[_T], apply: Apply[_T], /) -> None:
         >>> devicekit.move(Graph(torch.ones(2), torch.ones(3)), "meta").edges.device
         device(type='meta')
     """
-    if not isinstance(cls, type):
+    if not isinstance(cls, type):  # pyright: ignore[reportUnnecessaryIsInstance]
         msg = f"register() was given {cls!r} first: expected a class, such as {type(cls).__name__}."
         raise TypeError(msg)
     if not callable(apply):

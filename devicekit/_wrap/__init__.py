@@ -54,7 +54,9 @@ def wrap(
 
     Raises:
         AttributeError: The model has no such method.
-        TypeError: What was named cannot be replaced on an object.
+        TypeError: What is to be wrapped is a class or no model at all, or `nn.Module.__init__` has
+            not run on it; `methods` holds something else than names; or what was named cannot be
+            replaced on an object.
         ValueError: `methods` is empty.
         InvalidDeviceError: `outputs` is neither a device nor `"inputs"`.
         DeviceUnavailableError: `outputs` is a device that does not exist here.
