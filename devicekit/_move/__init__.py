@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import reprlib
 import warnings
 from collections.abc import Collection, Iterator, Sequence
@@ -215,10 +216,9 @@ def _names_device(x: Any) -> bool:
 
 
 def _names(skip_keys: Any) -> frozenset[str]:
-    try:
+    names: frozenset[Any] = frozenset([None])
+    with contextlib.suppress(TypeError):  # no collection, or of what cannot be a key
         names = frozenset([skip_keys] if isinstance(skip_keys, str) else skip_keys or ())
-    except TypeError:
-        names = frozenset([None])
     if not all(isinstance(name, str) for name in names):
         msg = (
             f"skip_keys is {reprlib.repr(skip_keys)}: expected the names of keys and attributes, "
