@@ -26,6 +26,8 @@ from devicekit._tree.rebuild import (
     untangled,
     walk_dict,
     walk_parts,
+    walk_state,
+    with_state,
 )
 from devicekit._types import CPU, DeviceLike
 from devicekit.errors import DeviceError, InvalidDeviceError, MoveError, NoDeviceError
@@ -181,9 +183,13 @@ def move(
         job = CarefulTransfer(target, non_blocking=non_blocking, skip=skip, downcast=downcast)
         handler = rebuild if skip else handler
     try:
-        try:  # as `rebuild` does, whose frame costs
+        try:  # as `rebuild` and the handlers of most batches do, whose frames cost
             if handler is walk_dict:
                 moved = walk_parts(x, x.items(), dict.copy, job, 0)
+            elif handler is walk_state:
+                state = x.__dict__
+                news = walk_parts(state, state.items(), dict.copy, job, 0)
+                moved = x if news is state else with_state(x, news)
             else:
                 moved = (handler or rebuild)(x, job, 0)
         except NOT_FAST:

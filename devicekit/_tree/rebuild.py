@@ -42,6 +42,8 @@ __all__ = [
     "untangled",
     "walk_dict",
     "walk_parts",
+    "walk_state",
+    "with_state",
 ]
 
 Handler = Callable[[Any, "Job", int], Any]
@@ -253,14 +255,17 @@ def _thawed(x: tuple[Any, ...]) -> list[Any]:
     return list(tuple.__iter__(x))
 
 
-def _object_with_dict(x: Any, job: Job, depth: int) -> Any:
+def walk_state(x: Any, job: Job, depth: int) -> Any:
     """A dataclass, a `UserDict` or the like, all of whose state is in its `__dict__`."""
     state = x.__dict__
     out = walk_parts(state, state.items(), dict.copy, job, depth)
-    if out is state:
-        return x
+    return x if out is state else with_state(x, out)
+
+
+def with_state(x: Any, state: dict[str, Any]) -> Any:
+    """Return a twin of an object that keeps all that it holds in its `__dict__`, with another."""
     twin = object.__new__(type(x))
-    twin.__dict__.update(out)
+    twin.__dict__.update(state)
     return twin
 
 
@@ -362,7 +367,7 @@ def _fast_handler(cls: type) -> Handler | None:
     if issubclass(cls, tuple) and kind_of(cls) is not STRUCTURE and not has_state(cls):
         own = cls.__iter__ is not tuple.__iter__
         return _tuple_with_iter if own else _tuple_subclass
-    return _object_with_dict if all_in_dict(cls) else None
+    return walk_state if all_in_dict(cls) else None
 
 
 def forget_types() -> None:
