@@ -3,7 +3,8 @@
 from typing import TypeVar
 
 from devicekit._tree import kinds
-from devicekit._tree.rebuild import Job, LeafError, forget_types, rebuild
+from devicekit._tree.job import Job
+from devicekit._tree.rebuild import LeafError, forget_types, rebuild
 from devicekit._tree.twin import twin_of
 from devicekit._tree.walk import path_of, paths_of, walk
 from devicekit._types import Apply

@@ -17,7 +17,7 @@ from devicekit._tree.kinds import Kind, kind_of, moves_itself, name_of, parts_of
 from devicekit._tree.state import Attribute, copy_state
 
 if TYPE_CHECKING:
-    from devicekit._tree.rebuild import Job
+    from devicekit._tree.job import Job
 
 __all__ = ["LeafError", "apply_to_parts", "untangle"]
 
