@@ -187,7 +187,7 @@ def _is_size(given: object) -> bool:
 
 
 def _is_pair(given: object) -> bool:
-    return isinstance(given, tuple) and [isinstance(part, int) for part in given] == [True, True]
+    return isinstance(given, tuple) and [type(part) for part in given] == [int, int]
 
 
 def _version(argument: str, given: Any) -> str | None:

@@ -845,7 +845,7 @@ def test_tells_what_auto_has_decided() -> None:
 
 
 def hang() -> None:
-    time.sleep(60)
+    time.sleep(3600)  # whoever waits for it waits for long
 
 
 def crash() -> None:
@@ -883,12 +883,10 @@ def test_survives_a_driver_that(
 ) -> None:
     monkeypatch.setattr(isolation, "_LIMIT", 0.5)
     monkeypatch.setattr(machine.cuda, "starts", trouble)
-    start = time.monotonic()
 
     with FakeBox(TWINS, pynvml=True):
         diagnosis = devicekit.diagnose()
 
-    assert time.monotonic() - start < 20
     assert codes(diagnosis) == [code]
     assert diagnosis.findings[0].cause == cause
     assert str(diagnosis.facts.choice) == "cuda:1"  # what was answered before is kept

@@ -416,6 +416,7 @@ ENVIRON = "expected a mapping of names to texts, such as {'LOCAL_RANK': '1'}"
         ({"cuda": 1, "capability": (8,)}, rf"capability is \(8,\): {PAIR}"),
         ({"cuda": 1, "capability": (8, 0, 0)}, rf"capability is \(8, 0, 0\): {PAIR}"),
         ({"cuda": 1, "capability": [8, 0]}, rf"capability is \[8, 0\]: {PAIR}"),
+        ({"cuda": 1, "capability": (True, 0)}, rf"capability is \(True, 0\): {PAIR}"),
         ({"cuda": 1, "capability": ["8.0"]}, rf"capability is \['8.0'\]: {PAIR}"),
         ({"cuda": 1, "capability": [(8, 0.0)]}, rf"capability is \[\(8, 0.0\)\]: {PAIR}"),
         ({"cuda": 1, "names": 3}, f"names is 3: {NAME}"),

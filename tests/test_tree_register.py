@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from anatomy import snapshot
 from torch import Tensor
+from work import at_most
 
 import devicekit
 from devicekit._tree import kinds
@@ -193,13 +193,11 @@ def test_a_registered_object_that_is_its_own_part_is_refused(temporary: bool) ->
     devicekit.register(Node, apply)
     x = Node(torch.zeros(1), None)
     x.next = x
-    start = time.perf_counter()
 
-    with pytest.raises(devicekit.MoveError, match=r"holds itself") as caught:
+    with pytest.raises(devicekit.MoveError, match=r"holds itself") as caught, at_most(calls=10_000):
         devicekit.move({"g": x}, "meta")
     assert caught.value.path is not None
     assert caught.value.path.startswith("batch['g']")
-    assert time.perf_counter() - start < 5
 
 
 def test_registered_types_of_any_depth_move() -> None:
@@ -207,15 +205,14 @@ def test_registered_types_of_any_depth_move() -> None:
     x = None
     for _ in range(20_000):
         x = Node(torch.zeros(1), x)
-    start = time.perf_counter()
 
-    moved = devicekit.move(x, "meta")
+    with at_most(calls=5_000_000):
+        moved = devicekit.move(x, "meta")
+        assert devicekit.move(x, "cpu") is x
 
-    assert devicekit.move(x, "cpu") is x
     for _ in range(20_000):
         assert moved.x.device.type == "meta"
         moved = moved.next
-    assert time.perf_counter() - start < 10
 
 
 def test_registered_types_that_share_at_every_level_are_visited_once() -> None:
@@ -223,13 +220,12 @@ def test_registered_types_that_share_at_every_level_are_visited_once() -> None:
     x: Any = torch.zeros(1)
     for _ in range(100):
         x = Node(x, x)
-    start = time.perf_counter()
 
-    moved = devicekit.move(x, "meta")
+    with at_most(calls=500_000):
+        moved = devicekit.move(x, "meta")
+        assert devicekit.move(x, "cpu") is x
 
-    assert devicekit.move(x, "cpu") is x
     assert moved.x is moved.next
-    assert time.perf_counter() - start < 5
 
 
 # ---- what can go wrong ---------------------------------------------------------------------------

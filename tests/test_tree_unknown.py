@@ -7,7 +7,6 @@ import functools
 import itertools
 import logging
 import threading
-import time
 import types
 import warnings
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ import pytest
 import torch
 from anatomy import snapshot
 from torch import Tensor, nn
+from work import at_most
 
 import devicekit
 
@@ -168,13 +168,11 @@ def test_unknown_objects_are_named_once_each_in_one_warning(levels: int) -> None
 
 def test_thousands_of_unknown_objects_are_counted_and_not_listed() -> None:
     batch = [Unknown(x=torch.zeros(1)) for _ in range(3_000)]
-    start = time.perf_counter()
 
-    with pytest.warns(UserWarning, match="and 2995 more") as caught:
+    with pytest.warns(UserWarning, match="and 2995 more") as caught, at_most(calls=500_000):
         devicekit.move(batch, "meta")
 
     assert len(str(caught[0].message)) < 500
-    assert time.perf_counter() - start < 5
 
 
 @pytest.fixture
@@ -219,11 +217,11 @@ SILENT = {
 @pytest.mark.parametrize("name", list(SILENT))
 def test_an_object_without_tensors_is_passed_in_silence_and_soon(name: str) -> None:
     x = SILENT[name]()
-    start = time.perf_counter()
+    batch = {"t": torch.zeros(1), "x": x}
 
-    assert devicekit.move({"t": torch.zeros(1), "x": x}, "meta", strict=True)["x"] is x
-    assert devicekit.move(x, "meta", strict=True) is x
-    assert time.perf_counter() - start < 2
+    with at_most(calls=7_000_000):
+        assert devicekit.move(batch, "meta", strict=True)["x"] is x
+        assert devicekit.move(x, "meta", strict=True) is x
 
 
 @pytest.mark.parametrize("much", [1_000_000, 100_000])

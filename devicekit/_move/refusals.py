@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from devicekit._backends import current_machine
+from devicekit._backends.memory import format_size
 from devicekit._inspect import hooks_of
 from devicekit._move.contents import can_be_assigned
 from devicekit.errors import MoveError
@@ -141,7 +142,8 @@ def _too_large(away: Mapping[str, Tensor], device: torch.device) -> _Found:
     if free is None or needed <= free:
         return None
     return None, (
-        f"it needs {needed} bytes, and {free} are free there. "
+        f"it needs {format_size(needed)} ({needed} bytes), and {format_size(free)} ({free}) are "
+        f"free there. "
         f"Free some, choose another device, or load it with less precision."
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from devicekit._device import device as checked_device
 from devicekit._device.spelling import shown
@@ -103,7 +104,7 @@ def _refuse(model: object) -> None:
         name = model.__name__
         msg = f"{name} is a class: expected an object of it. Write wrap({name}(...))."
         raise TypeError(msg)
-    if type(model).__module__ == "builtins":
+    if type(model).__module__ == "builtins" or isinstance(model, (torch.Tensor, Optimizer)):
         msg = (
             f"{shown(model)} is no model: expected a module, or an object that holds one. "
             f"Wrap the object whose methods take inputs."

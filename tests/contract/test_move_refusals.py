@@ -31,7 +31,9 @@ def test_too_large_for_what_is_free(dev: torch.device, driver: Driver) -> None:
 
     with (
         driver.counting() as counted,
-        pytest.raises(MoveError, match="it needs 32772 bytes, and 32768 are free") as info,
+        pytest.raises(
+            MoveError, match=r"needs 32.0 KiB \(32772 bytes\), and 32.0 KiB \(32768\) are free"
+        ) as info,
     ):
         move([module], dev)
 
@@ -46,7 +48,9 @@ def test_gradients_need_memory_too(dev: torch.device, driver: Driver) -> None:
     module(torch.ones(1, 64)).sum().backward()
     driver.set_memory(dev.index, 24 * KIB)
 
-    with pytest.raises(MoveError, match="it needs 32768 bytes, and 24576 are free"):
+    with pytest.raises(
+        MoveError, match=r"32.0 KiB \(32768 bytes\), and 24.0 KiB \(24576\) are free"
+    ):
         move(module, dev)
 
     assert module.weight.device == CPU
@@ -67,7 +71,9 @@ def test_a_pretended_machine_refuses_what_is_too_large_for_it(kind: str) -> None
 
     with (
         devicekit.testing.fake_devices(**{kind: 1}, free_memory="8KiB"),
-        pytest.raises(MoveError, match="it needs 16384 bytes, and 8192 are free there"),
+        pytest.raises(
+            MoveError, match=r"16.0 KiB \(16384 bytes\), and 8.0 KiB \(8192\) are free there"
+        ),
     ):
         move(module, f"{kind}:0")
 
